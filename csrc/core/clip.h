@@ -1,0 +1,59 @@
+// The clipping rule, shared by every device: c = min(1, lam / ||g||), no epsilon.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+namespace fatclip {
+
+// The four dtypes, numbered as Python passes them.
+enum DType : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3, kDTypes = 4 };
+
+// A norm as mantissa * 2^exponent: no finite input overflows it, not even float64 above 1e154.
+struct Norm {
+  double mantissa = 0;
+  int exponent = 0;
+
+  double value() const { return std::ldexp(mantissa, exponent); }
+  // Whether every element was finite; value() itself may still exceed the float64 range.
+  bool finite() const { return std::isfinite(mantissa); }
+};
+
+// c as a product of two factors, first a power of two, so that x * first * second is accurate
+// where c alone would be subnormal in T. first is 1 except for c below about 1e-30 (1e-300 in double).
+template <class T>
+struct Factor {
+  T first = 1, second = 1;
+};
+
+inline bool clips(const Norm& norm, double lam) { return norm.value() > lam && !std::isinf(lam); }
+
+// min(1, lam / norm) as a plain double; 0 for a non-finite norm under a finite lam.
+inline double coefficient(const Norm& norm, double lam) {
+  if (std::isinf(lam)) return 1;
+  if (!norm.finite()) return 0;
+  return clips(norm, lam) ? std::ldexp(lam / norm.mantissa, -norm.exponent) : 1;
+}
+
+// value * 2^exponent, split for the range of T.
+template <class T>
+Factor<T> split(double value, int exponent) {
+  constexpr int kMin = sizeof(T) == 4 ? -126 : -1022;  // smallest normal power of two
+  constexpr int kSafe = sizeof(T) == 4 ? -100 : -1000;
+  int shift = 0;
+  const double mantissa = std::frexp(value, &shift);
+  const int total = shift + exponent;
+  if (value == 0 || total >= kSafe) return {T(1), T(std::ldexp(value, exponent))};
+  const int first = total < kMin ? kMin : total;
+  return {T(std::ldexp(1.0, first)), T(std::ldexp(mantissa, total - first))};
+}
+
+// The factor for gradients that carry an extra scale (a GradScaler's): min(1, lam / (norm * inv_scale)) * inv_scale,
+// where `norm` is already the unscaled one.
+template <class T>
+Factor<T> factor(const Norm& norm, double lam, double inv_scale = 1) {
+  if (!norm.finite() && !std::isinf(lam)) return {T(1), T(0)};
+  if (!clips(norm, lam)) return split<T>(inv_scale, 0);
+  return split<T>(lam / norm.mantissa * inv_scale, -norm.exponent);
+}
+
+}  // namespace fatclip

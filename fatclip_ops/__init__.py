@@ -1,0 +1,28 @@
+"""FAT-Clipping for PyTorch: optimizers, server and operators that stay right under fat-tailed noise."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("fatclip")
+except PackageNotFoundError:  # run from a source tree
+    __version__ = "0+unknown"
+
+from .config import backend, show_config
+from .ops import batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
+from .optim import FatClipOptimizer, FatClipPI, FatClipPR
+from .server import FatClipServer, ServerResult
+
+__all__ = [
+    "FatClipOptimizer",
+    "FatClipPI",
+    "FatClipPR",
+    "FatClipServer",
+    "ServerResult",
+    "backend",
+    "batched_clipped_sgd_",
+    "clip_and_aggregate",
+    "clip_rows_",
+    "global_norm",
+    "row_norms",
+    "show_config",
+]

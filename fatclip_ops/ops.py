@@ -1,0 +1,255 @@
+"""The functions, and the operators behind them as torch sees them.
+
+Each operator is declared with a schema, a fake kernel and (where it is out of place) a derivative, so that
+torch.compile, torch.func and autograd work. Eager calls on plain CPU tensors skip the dispatcher: it costs more than a
+small step.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks, native, reference
+from .config import NATIVE
+
+_LIBRARY = torch.library.Library("fatclip", "DEF")
+_OPS = torch.ops.fatclip
+
+
+def _declare(
+    schema: str, plain: Callable[..., Any], fast: Callable[..., Any] | None, fake: Callable[..., Any]
+) -> str:
+    """Defines an operator: `plain` runs on any device, `fast` on CPU tensors where the native module is there."""
+    _LIBRARY.define(schema)
+    name = schema[: schema.index("(")]
+    _LIBRARY.impl(name, plain, "CompositeExplicitAutograd")
+    if NATIVE is not None and fast is not None:
+        _LIBRARY.impl(name, fast, "CPU")
+    torch.library.register_fake(f"fatclip::{name}", fake, lib=_LIBRARY)
+    return f"fatclip::{name}"
+
+
+def _norms_like(matrix: Tensor, *_: Any) -> Tensor:
+    return matrix.new_empty(matrix.shape[0], dtype=torch.float64)
+
+
+def _parts(norm: reference.Norm) -> Tensor:
+    """Value, mantissa and exponent of a norm as one tensor."""
+    return torch.stack([norm.value, norm.mantissa, norm.exponent])
+
+
+def _plain_clip_rows_(matrix: Tensor, lam: Tensor) -> Tensor:
+    clipped, norm = reference.clip_rows(matrix, lam)
+    matrix.copy_(clipped)
+    return norm.value
+
+
+def _plain_batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Tensor, lam: Tensor) -> Tensor:
+    moved, norm = reference.batched_clipped_sgd(x, grad, lr, lam)
+    x.copy_(moved)
+    return norm.value
+
+
+def _plain_clip_and_aggregate(matrix: Tensor, lam: Tensor | float, weights: Tensor | None, reduce: str) -> Tensor:
+    return reference.aggregate(matrix, lam, weights, reduce)[0].to(matrix.dtype)
+
+
+_declare(
+    "norm_parts(Tensor[] tensors) -> Tensor",
+    lambda tensors: _parts(reference.global_norm(tensors)),
+    native.norm_parts,
+    lambda tensors: torch.empty(3, dtype=torch.float64, device=tensors[0].device if tensors else None),
+)
+_declare(
+    "row_norms(Tensor matrix) -> Tensor",
+    lambda matrix: reference.row_norms(matrix).value,
+    native.row_norms,
+    _norms_like,
+)
+_declare(
+    "clip_rows_(Tensor(a!) matrix, Tensor lam) -> Tensor",
+    _plain_clip_rows_,
+    native.clip_rows_,
+    _norms_like,
+)
+_declare(
+    "batched_clipped_sgd_(Tensor(a!) X, Tensor G, Tensor lr, Tensor lam) -> Tensor",
+    _plain_batched_clipped_sgd_,
+    native.batched_clipped_sgd_,
+    _norms_like,
+)
+_declare(
+    "clip_and_aggregate(Tensor matrix, Tensor lam, Tensor? weights, str reduce) -> Tensor",
+    _plain_clip_and_aggregate,
+    native.clip_and_aggregate,
+    lambda matrix, lam, weights, reduce: matrix.new_empty(matrix.shape[1]),
+)
+
+
+def _differentiate(name: str, plain: Callable[..., Tensor]) -> None:
+    """Gives an operator the derivative of its reference, recomputed in the backward pass, in its first argument."""
+
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        first = inputs[0]
+        ctx.is_list = isinstance(first, (list, tuple))
+        ctx.rest = inputs[1:]
+        ctx.save_for_backward(*(first if ctx.is_list else [first]))
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with torch.enable_grad():
+            first = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+            out = plain(first if ctx.is_list else first[0], *ctx.rest)
+            grads = torch.autograd.grad(out, first, grad, allow_unused=True)
+        nothing = (None,) * len(ctx.rest)
+        return (list(grads) if ctx.is_list else grads[0], *nothing) if nothing else (list(grads) if ctx.is_list else grads[0])
+
+    torch.library.register_autograd(f"fatclip::{name}", backward, setup_context=remember, lib=_LIBRARY)
+
+
+_differentiate("norm_parts", lambda tensors: _parts(reference.global_norm(tensors)))
+_differentiate("row_norms", lambda matrix: reference.row_norms(matrix).value)
+_differentiate("clip_and_aggregate", _plain_clip_and_aggregate)
+
+
+def _scalar(name: str, value: Any, check: Callable[[Any], float]) -> Any:
+    """A checked number; under torch.compile a tensor's value is not known yet and is taken as it is."""
+    if torch.compiler.is_compiling() and isinstance(value, Tensor):
+        return value
+    return check(value)
+
+
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64, device=like.device)
+
+
+def global_norm(tensors: Any) -> Tensor:
+    """L2 norm of all tensors taken as one vector, a 0-dim float64 tensor; right for every finite input.
+
+    tensors: an iterable of floating tensors (or one tensor). An empty list has norm 0.
+
+    >>> global_norm([torch.tensor([3e38]), torch.tensor([4e38])]).item()  # float32 would overflow
+    inf
+    >>> round(global_norm([torch.tensor([3e20]), torch.tensor([4e20])]).item() / 1e20, 6)
+    5.0
+    """
+    items = checks.tensors("tensors", tensors)
+    if native.direct(*items):
+        return native.norm_parts(items)[0]
+    if native._transforms() is not None:
+        return reference.global_norm(items).value
+    result: Tensor = _OPS.norm_parts(items)[0]
+    return result
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """L2 norm of every row of an (m, d) matrix, as (m,) float64; right for every finite input.
+
+    >>> row_norms(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [5.0, 0.0]
+    """
+    checks.matrix("matrix", matrix)
+    if native.direct(matrix):
+        return native.row_norms(matrix)
+    if native._transforms() is not None:
+        return reference.row_norms(matrix).value
+    result: Tensor = _OPS.row_norms(matrix)
+    return result
+
+
+def clip_rows_(matrix: Tensor, lam: float | Tensor) -> Tensor:
+    """Scales every row by min(1, lam / ||row||) in place; rows with nan or inf stay as they are.
+
+    Returns the (m,) norms before clipping, as clip_grad_norm_ does.
+
+    >>> m = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    >>> clip_rows_(m, 1.0).tolist()[0], m.tolist()[0] == torch.tensor([0.6, 0.8]).tolist()
+    (5.0, True)
+    """
+    checks.matrix("matrix", matrix)
+    checks.writable("matrix", matrix)
+    lam = _scalar("lam", lam, checks.lam)
+    if native.direct(matrix):
+        return native.clip_rows_(matrix, lam)
+    result: Tensor = _OPS.clip_rows_(matrix, _as_tensor(lam, matrix))
+    return result
+
+
+def batched_clipped_sgd_(X: Tensor, G: Tensor, lr: float | Tensor, lam: float | Tensor) -> Tensor:
+    """One clipped SGD step of m stacked clients: X_i -= lr * min(1, lam / ||G_i||) * G_i, in place.
+
+    A row whose gradient holds nan or inf does not move. Returns the (m,) norms of the gradients.
+
+    >>> x = torch.zeros(1, 2)
+    >>> batched_clipped_sgd_(x, torch.tensor([[3.0, 4.0]]), lr=1.0, lam=1.0).item()
+    5.0
+    """
+    checks.matrix("X", X)
+    checks.matrix("G", G)
+    if X.shape != G.shape or X.dtype != G.dtype or X.device != G.device:
+        raise ValueError(f"G must match X ({checks.describe(X)}), got {checks.describe(G)}")
+    checks.writable("X", X)
+    lr = _scalar("lr", lr, checks.lr)
+    lam = _scalar("lam", lam, checks.lam)
+    if native.direct(X, G):
+        return native.batched_clipped_sgd_(X, G, lr, lam)
+    result: Tensor = _OPS.batched_clipped_sgd_(X, G, _as_tensor(lr, X), _as_tensor(lam, X))
+    return result
+
+
+def clip_and_aggregate(
+    matrix: Tensor | Sequence[Tensor],
+    lam: float | Tensor,
+    weights: Any = None,
+    reduce: str = "mean",
+) -> Tensor:
+    """reduce_i(w_i * min(1, lam / ||D_i||) * D_i) over the rows D_i of a matrix, in its dtype.
+
+    Rows with nan or inf do not count. mean: sum(w c D) / sum(w); sum: sum(w c D). Where every row is
+    rejected the result is zero.
+
+    matrix: (m, d), or a sequence of m flat tensors (not stacked, not copied).
+    weights: m non-negative numbers, e.g. sample counts; clipping comes before weighting.
+
+    >>> clip_and_aggregate(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), lam=1.0).tolist() == torch.tensor([0.3, 0.65]).tolist()
+    True
+    """
+    checks.choice("reduce", reduce, ("mean", "sum"))
+    rows = _rows("matrix", matrix)
+    lam = _scalar("lam", lam, checks.lam)
+    if torch.compiler.is_compiling():
+        weights = None if weights is None else _as_tensor(weights, rows[0])
+    else:
+        weights = checks.weights(weights, len(rows), reduce)
+    if isinstance(rows, Tensor):
+        if native.direct(rows):
+            return native.clip_and_aggregate(rows, lam, weights, reduce)
+        weights = None if weights is None else weights.to(rows.device)
+        if native._transforms() is None:
+            result: Tensor = _OPS.clip_and_aggregate(rows, _as_tensor(lam, rows), weights, reduce)
+            return result
+        return _plain_clip_and_aggregate(rows, lam, weights, reduce)
+    if native.direct(*rows) and all(r.dtype == rows[0].dtype for r in rows):
+        out = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
+        native.aggregate([[r] for r in rows], lam, weights, reduce, [out], subtract=False)
+        return out
+    return clip_and_aggregate(torch.stack(list(rows)), lam, weights, reduce)
+
+
+def _rows(name: str, value: Any) -> Any:
+    """A matrix with at least one row, or a non-empty list of flat tensors of one length, dtype and device."""
+    if isinstance(value, Tensor):
+        checks.matrix(name, value)
+    else:
+        value = checks.tensors(name, value)
+        for i, row in enumerate(value):
+            if row.dim() != 1 or row.shape != value[0].shape:
+                raise ValueError(
+                    f"{name}[{i}] must be flat and as long as {name}[0] ({value[0].numel()}), got {checks.describe(row)}"
+                )
+            if row.device != value[0].device or row.dtype != value[0].dtype:
+                raise ValueError(f"{name}[{i}] must match {name}[0] ({checks.describe(value[0])}), got {checks.describe(row)}")
+    if len(value) == 0:
+        raise ValueError(f"{name} has no clients, got {checks.describe(value)}")
+    return value

@@ -1,0 +1,362 @@
+"""FAT-Clipping as torch optimizers.
+
+FatClipPI clips every local step (the paper's Algorithm 2, per iteration), FatClipPR every round's update (Algorithm 1,
+per round). Both update as torch.optim.SGD does.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import checks
+from .config import NATIVE, REASON
+from .ops import clip_rows_
+from .reference import Hyper
+from .step import Outcome, Work, run_native, run_plain
+
+_NONFINITE = ("skip", "raise", "propagate")
+_DELTAS = ("gradient", "displacement")
+# Keys that another optimizer's state_dict may bring and that must not steer this one.
+_FOREIGN = ("foreach", "fused", "differentiable", "capturable")
+
+
+class FatClipOptimizer(Optimizer):
+    """SGD with clipping, and the bookkeeping of federated rounds; use FatClipPI or FatClipPR.
+
+    One step, over all parameters of all groups as one vector g:
+
+        norm = ||g||,  g <- min(1, lam / norm) * g   (PI only),  then torch.optim.SGD's update.
+
+    Args:
+        params: parameters or groups, as for every torch optimizer.
+        lr: learning rate; a float or a 0-dim tensor.
+        lam: clipping threshold, > 0, the same for all groups. math.inf switches clipping off.
+        momentum: as in torch.optim.SGD, like the next four.
+        dampening: see momentum.
+        weight_decay: see momentum.
+        nesterov: see momentum.
+        maximize: see momentum.
+        nonfinite: what a gradient with nan or inf does. "skip" leaves parameters and state untouched and counts in
+            `skipped`; "raise" raises ValueError naming the parameter; "propagate" marks the parameters.
+        fused: True insists on the native kernels, False takes plain PyTorch, None decides.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling p.grad
+    _clips_steps: bool
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        *,
+        lam: float | Tensor,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float = 0,
+        nesterov: bool = False,
+        maximize: bool = False,
+        nonfinite: str = "skip",
+        fused: bool | None = None,
+    ) -> None:
+        if type(self) is FatClipOptimizer:
+            raise TypeError("FatClipOptimizer is the base class: use FatClipPI or FatClipPR")
+        checks.choice("nonfinite", nonfinite, _NONFINITE)
+        if fused is not None:
+            checks.flag("fused", fused)
+        if fused and NATIVE is None:
+            raise ValueError(f"fused=True needs the native extension: {REASON}")
+        self.nonfinite = nonfinite
+        self.fused = fused
+        self._norm: float | Tensor = 0.0
+        self._skips = torch.zeros((), dtype=torch.int64)
+        self._in_round = False
+        defaults = {
+            "lr": lr,
+            "lam": lam,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    @property
+    def last_norm(self) -> Tensor:
+        """Norm of the last step's gradient before clipping, float64; for PR after end_round(): of the round."""
+        return torch.as_tensor(self._norm, dtype=torch.float64).clone()
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out, by nonfinite="skip" or by a GradScaler."""
+        return int(self._skips)
+
+    # ---- what every torch optimizer does
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters; its `lam` must be that of the others."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group must be a dict, got {checks.describe(param_group)}")
+        group = dict(param_group)
+        params = group.get("params", [])
+        if isinstance(params, Iterable) and not isinstance(params, (Tensor, list, tuple, set, dict)):
+            group["params"] = params = list(params)
+        _check_group({**self.defaults, **group})
+        lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
+        _check_one_lam(lams)
+        for entry in params if isinstance(params, (list, tuple)) else [params]:
+            _check_parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
+        super().add_param_group(group)
+        if self._in_round:
+            for p in self.param_groups[-1]["params"]:
+                self.state[p]["round_start"] = p.detach().clone()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update from the gradients in `p.grad`, which are read and never written.
+
+        closure: reevaluates the model and returns the loss, which step() then returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        work = self._collect()
+        if self._in_round:
+            self._follow_lr()
+        outcome = None if self.fused is False else run_native(work)
+        if outcome is None:
+            if self.fused:
+                raise ValueError("fused=True, but some parameter or gradient is not a plain CPU tensor")
+            outcome = run_plain(work)
+        self._finish(work, outcome)
+        return loss
+
+    def _collect(self) -> Work:
+        """Everything with a gradient, checked; nothing is changed yet."""
+        groups = self.param_groups
+        _check_one_lam([group["lam"] for group in groups])
+        work = Work(nonfinite=self.nonfinite)
+        work.lam = checks.lam(groups[0]["lam"]) if self._clips_steps else math.inf
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is not None:
+            work.inv_scale = 1.0 / float(scale)
+        work.found_inf = found_inf is not None and float(found_inf) > 0
+        for index, group in enumerate(groups):
+            work.hypers.append(_hyper(group))
+            momentum = group["momentum"] != 0
+            for p in group["params"]:
+                g = p.grad
+                if g is None:
+                    continue
+                if g.layout is not torch.strided:
+                    raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}: only dense ones are supported")
+                buffer = self.state[p].get("momentum_buffer") if momentum else None
+                work.fresh.append(buffer is None)
+                work.params.append(p)
+                work.grads.append(g)
+                work.buffers.append(torch.empty_like(p) if momentum and buffer is None else buffer)
+                work.groups.append(index)
+        return work
+
+    def _finish(self, work: Work, outcome: Outcome) -> None:
+        """Keeps what the step produced, or says why there was none."""
+        self._norm = outcome.norm
+        if outcome.stepped:
+            for p, buffer, fresh in zip(work.params, work.buffers, work.fresh, strict=True):
+                if fresh and buffer is not None:
+                    self.state[p]["momentum_buffer"] = buffer
+            return
+        if self.nonfinite == "raise" and not work.found_inf:
+            bad = next(p for p, g in zip(work.params, work.grads, strict=True) if not torch.isfinite(g).all())
+            raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
+        self._skips += 1
+
+    def _name_of(self, p: Tensor) -> str:
+        """How a person would find this parameter."""
+        for i, group in enumerate(self.param_groups):
+            for j, q in enumerate(group["params"]):
+                if q is p:
+                    name = group["param_names"][j] if "param_names" in group else f"param_groups[{i}]['params'][{j}]"
+                    return f"parameter {name} of shape {tuple(p.shape)}"
+        return f"a parameter of shape {tuple(p.shape)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("nonfinite", "fused", "_norm", "_skips", "_in_round")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Unpickles, and takes in a loaded state_dict: what it lacks stays as it is here."""
+        lam = self.param_groups[0]["lam"] if "param_groups" in self.__dict__ else None
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for key in _FOREIGN:
+                group.pop(key, None)
+            if lam is not None:
+                group.setdefault("lam", lam)
+            for key, value in self.defaults.items():
+                if key not in _FOREIGN:
+                    group.setdefault(key, value)
+        self._in_round = any("round_start" in s for s in self.state.values())
+
+    # ---- rounds
+
+    @torch.no_grad()
+    def begin_round(self) -> None:
+        """Remembers where the model stands (x_t); calling it again starts the round anew from here."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                for key in ("round_segment", "round_sum", "round_lr"):
+                    state.pop(key, None)
+                state["round_start"] = p.detach().clone()
+        self._in_round = True
+
+    @torch.no_grad()
+    def end_round(self, delta: str = "gradient") -> Tensor:
+        """The round's pseudo-gradient as one flat tensor in parameter order; the next round begins here.
+
+        delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
+            when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam. The model is not moved.
+        """
+        checks.choice("delta", delta, _DELTAS)
+        if not self._in_round:
+            raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
+        flat, dtype = self._round_delta(delta)
+        if self.nonfinite == "raise" and not torch.isfinite(torch.view_as_real(flat) if flat.is_complex() else flat).all():
+            raise ValueError("the round's update has nan or inf; nothing was changed")
+        flat = self._clip_round(flat)
+        self.begin_round()
+        return flat.to(dtype)
+
+    def _round_delta(self, delta: str) -> tuple[Tensor, torch.dtype]:
+        """The update before any clip, in float32 or better, and the dtype it is to be returned in."""
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        dtype = torch.float32 if not params else params[0][0].dtype
+        for p, _ in params:
+            dtype = torch.promote_types(dtype, p.dtype)
+        work_dtype = torch.promote_types(dtype, torch.float32)
+        total = sum(p.numel() for p, _ in params)
+        flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else None)
+        at = 0
+        for p, group in params:
+            flat[at : at + p.numel()].copy_(self._moved(p, delta, checks.lr(group["lr"])).reshape(-1))
+            at += p.numel()
+        return flat, dtype
+
+    def _moved(self, p: Tensor, delta: str, lr: float) -> Tensor:
+        """How far one parameter came in this round, in float64."""
+        state = self.state[p]
+        if delta == "displacement":
+            return _wide(state["round_start"]) - _wide(p)
+        segment = _wide(state.get("round_segment", state["round_start"])) - _wide(p)
+        lr = state.get("round_lr", lr)
+        segment = segment / lr if lr > 0 else torch.zeros_like(segment)
+        return segment + state["round_sum"] if "round_sum" in state else segment
+
+    def _follow_lr(self) -> None:
+        """Folds the displacement so far where lr has changed, so that the sum stays one of gradients."""
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            for p in group["params"]:
+                state = self.state[p]
+                if state.setdefault("round_lr", lr) != lr:
+                    state["round_sum"] = self._moved(p, "gradient", lr)
+                    state["round_segment"] = p.detach().clone()
+                    state["round_lr"] = lr
+
+    def _clip_round(self, flat: Tensor) -> Tensor:
+        """What is sent, from what was done."""
+        return flat
+
+
+class FatClipPI(FatClipOptimizer):
+    """FAT-Clipping per iteration: every step's gradient is clipped to `lam`; a drop-in for clip_grad_norm_ + SGD.
+
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> opt = FatClipPI([w], lr=1.0, lam=5.0)
+    >>> w.grad = torch.tensor([30.0, 40.0])
+    >>> opt.step(); w.data, opt.last_norm.item()
+    (tensor([-3., -4.]), 50.0)
+    """
+
+    _clips_steps = True
+
+
+class FatClipPR(FatClipOptimizer):
+    """FAT-Clipping per round: steps are plain SGD, `end_round()` clips the round's update to `lam`.
+
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> opt = FatClipPR([w], lr=0.5, lam=5.0)
+    >>> opt.begin_round()
+    >>> w.grad = torch.tensor([30.0, 40.0])
+    >>> opt.step(); w.data, opt.end_round()
+    (tensor([-15., -20.]), tensor([3., 4.]))
+    """
+
+    _clips_steps = False
+
+    def _clip_round(self, flat: Tensor) -> Tensor:
+        real = torch.view_as_real(flat).reshape(1, -1) if flat.is_complex() else flat.unsqueeze(0)
+        _check_one_lam([group["lam"] for group in self.param_groups])
+        self._norm = clip_rows_(real, checks.lam(self.param_groups[0]["lam"])).squeeze(0)
+        return flat
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def _hyper(group: dict[str, Any]) -> Hyper:
+    return Hyper(
+        checks.lr(group["lr"]),
+        group["momentum"],
+        group["dampening"],
+        float(group["weight_decay"]),
+        group["nesterov"],
+        group["maximize"],
+    )
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    checks.lr(group["lr"])
+    checks.lam(group["lam"])
+    for name in ("momentum", "weight_decay"):
+        checks.lr(group[name], name)
+    checks.number("dampening", group["dampening"], low=-math.inf)
+    for name in ("nesterov", "maximize"):
+        checks.flag(name, group[name])
+    if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+        raise ValueError(
+            "nesterov=True needs momentum > 0 and dampening = 0, "
+            f"got momentum={group['momentum']}, dampening={group['dampening']}"
+        )
+
+
+def _check_one_lam(lams: list[Any]) -> None:
+    first = lams[0]
+    for lam in lams[1:]:
+        if lam is not first and float(lam) != float(first):
+            raise ValueError(
+                f"lam must be the same in every group, got {float(first)} and {float(lam)}: "
+                "the norm is taken over all parameters"
+            )
+
+
+def _check_parameter(p: Any) -> None:
+    """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
+    if not isinstance(p, Tensor):
+        return  # torch's own message is good
+    if hasattr(p, "device_mesh") or hasattr(p, "_fsdp_flattened"):
+        raise TypeError(
+            f"params holds a shard of a distributed parameter ({type(p).__name__}): "
+            "the norm would be that of this rank only, so DTensor and FSDP are not supported"
+        )
+    if p.layout is torch.strided and checks.overlaps(p):
+        raise ValueError(f"params holds {checks.describe(p)} whose elements share memory (expanded?)")
+    if not (p.dtype in checks.FLOATING or p.dtype in (torch.complex64, torch.complex128)):
+        raise TypeError(f"params must be float32, float64, bfloat16, float16 or complex, got {checks.describe(p)}")
