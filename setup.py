@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 MODES = ("auto", "cpu", "none")
-FLAGS = "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra"
+FLAGS = "-std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -ffp-contract=off -Wall -Wextra"
 # The leaf kernels are compiled once per instruction set; see csrc/cpu/kernels.cpp.
 KERNEL_FLAGS = "-Wno-psabi -Wno-ignored-attributes -Wno-maybe-uninitialized"
 ISAS = {"portable": ""}
@@ -44,9 +44,12 @@ def ninja_graph(cxx: str, target: Path) -> str:
     """The build as text: one object per source (and per instruction set for the kernels), one module."""
     import pybind11
 
-    version = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+    version = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )[0]
     include = f"-isystem {pybind11.get_include()} -isystem {sysconfig.get_paths()['include']}"
-    objects = {f"{p.stem}.o": (p, "") for p in [*sorted((ROOT / "csrc/cpu").glob("*.cpp")), ROOT / "csrc/bindings.cpp"]}
+    sources = [*sorted((ROOT / "csrc").glob("*.cpp")), *sorted((ROOT / "csrc/cpu").glob("*.cpp"))]
+    objects = {f"{p.stem}.o": (p, "") for p in sources}
     kernels, _ = objects.pop("kernels.o")
     for isa, flags in ISAS.items():
         objects[f"kernels_{isa}.o"] = (kernels, f"{flags} {KERNEL_FLAGS} -DFATCLIP_TABLE=kernels_{isa}")
@@ -57,12 +60,12 @@ def ninja_graph(cxx: str, target: Path) -> str:
         "  depfile = $out.d",
         "  deps = gcc",
         "rule link",
-        f"  command = {cxx} -shared $in -o $out -pthread",
+        f"  command = {cxx} -shared $in -o $out -fopenmp -pthread",
         "",
     ]
     for name, (source, extra) in objects.items():
         if source.name == "bindings.cpp":
-            extra += f" '-DFATCLIP_COMPILER=\"{version}\"'"
+            extra += f" '-DFATCLIP_COMPILER=\"{version.splitlines()[0]}\"'"
         lines += [f"build {name}: cxx {source.resolve()}", f"  extra = {extra}"]
     return "\n".join([*lines, f"build {target.resolve()}: link {' '.join(objects)}", ""])
 
@@ -76,7 +79,9 @@ class NinjaBuild(build_ext):
             self.run_ninja(target)
         except (OSError, subprocess.CalledProcessError, ModuleNotFoundError) as error:
             if build_mode() != "auto":
-                raise SystemExit(f"FATCLIP_BUILD={build_mode()}: the native extension was not built: {error}") from error
+                raise SystemExit(
+                    f"FATCLIP_BUILD={build_mode()}: the native extension was not built: {error}"
+                ) from error
             print(f"fatclip: native extension left out ({error}); the PyTorch path will run", file=sys.stderr)
             ext.optional = True
             self.left_out = True

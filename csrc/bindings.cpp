@@ -1,32 +1,18 @@
-// The Python module: integers from tensor.data_ptr() in, numbers out. No PyTorch headers, so one build serves every
-// version of torch. Arguments are checked in Python; sizes that do not match are refused here too.
+// The Python module. It takes tensors and numbers, reads the tensors' memory (tensor.h) and calls the algorithms; no
+// PyTorch headers, so one build serves every version of torch. Where some tensor is not plain CPU memory, or is laid
+// out in a way the kernels do not walk, the function returns None and has done nothing: Python then takes another way.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <optional>
 #include <string>
 
-#include "cpu/algorithms.h"
+#include "tensor.h"
 
 namespace py = pybind11;
 using namespace fatclip;
 
 namespace {
-
-using Address = uint64_t;
-
-void* address(Address a) { return reinterpret_cast<void*>(a); }
-
-DType dtype(int code) {
-  if (code < 0 || code >= kDTypes) throw std::invalid_argument("unknown dtype code " + std::to_string(code));
-  return static_cast<DType>(code);
-}
-
-void same_length(const char* what, size_t a, size_t b) {
-  if (a != b)
-    throw std::invalid_argument(std::string(what) + ": " + std::to_string(a) + " entries, expected " +
-                                std::to_string(b));
-}
 
 // Small calls keep the GIL: giving it up costs more than they take.
 struct MaybeReleaseGil {
@@ -36,116 +22,237 @@ struct MaybeReleaseGil {
   std::optional<py::gil_scoped_release> release;
 };
 
-using Norms = std::tuple<double, double, int>;  // value, mantissa, exponent
-Norms as_tuple(const Norm& n) { return {n.value(), n.mantissa, n.exponent}; }
+py::tuple as_tuple(const Norm& n) { return py::make_tuple(n.value(), n.mantissa, n.exponent); }
 
-Norms py_global_norm(const std::vector<Address>& data, const std::vector<int64_t>& sizes, const std::vector<int>& dtypes,
-                     int threads) {
-  same_length("sizes", sizes.size(), data.size());
-  same_length("dtypes", dtypes.size(), data.size());
-  std::vector<Slot> slots;
-  int64_t elements = 0;
-  for (size_t i = 0; i < data.size(); ++i) {
-    slots.push_back({nullptr, address(data[i]), nullptr, sizes[i], dtype(dtypes[i]), kNone, 0});
-    elements += sizes[i];
-  }
-  MaybeReleaseGil gil(elements);
-  return as_tuple(global_norm(slots, threads));
+// ---- one vector in many tensors
+
+// A float64 vector of m entries.
+double* read_vector(py::handle tensor, int64_t m) {
+  View v;
+  if (!read(tensor, &v) || v.dtype != kFloat64 || v.n != m || !v.dense())
+    throw std::invalid_argument("expected a float64 vector of another length");
+  return static_cast<double*>(v.data);
 }
 
-// One tuple per tensor: (parameter, gradient, buffer, elements, dtype, Momentum, group).
-using PySlot = std::tuple<Address, Address, Address, int64_t, int, int, int>;
+// (value, mantissa, exponent) of the norm of all tensors taken as one vector
+py::object py_global_norm(const py::list& tensors, int threads) {
+  std::vector<Slot> slots(tensors.size());
+  int64_t elements = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    View v;
+    if (!read(tensors[i], &v) || !v.dense()) return py::none();
+    slots[i] = {nullptr, v.data, nullptr, v.n, v.dtype, kNone, 0};
+    elements += v.n;
+  }
+  Norm norm;
+  {
+    MaybeReleaseGil gil(elements);
+    norm = global_norm(slots, threads);
+  }
+  return as_tuple(norm);
+}
+
+// The two functions that run once per step take their arguments as an array: pybind11's conversions would cost more
+// than the work on a small model.
+struct Args {
+  PyObject* const* at;
+
+  py::handle object(int i) const { return at[i]; }
+  double number(int i) const { return checked(PyFloat_AsDouble(at[i]), -1.0); }
+  int integer(int i) const { return static_cast<int>(checked(PyLong_AsLong(at[i]), -1L)); }
+  bool flag(int i) const { return checked(PyObject_IsTrue(at[i]), -1) == 1; }
+  py::list list(int i) const {
+    if (!PyList_Check(at[i])) throw py::type_error("expected a list");
+    return py::reinterpret_borrow<py::list>(at[i]);
+  }
+
+  template <class T>
+  static T checked(T value, T mark) {
+    if (value == mark && PyErr_Occurred()) throw py::error_already_set();
+    return value;
+  }
+};
+
+template <py::object (*kFunction)(Args), Py_ssize_t kCount>
+PyObject* call_fast(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != kCount) return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", kCount, count);
+  try {
+    return kFunction(Args{args}).release().ptr();
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const py::builtin_exception& e) {
+    e.set_error();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_ValueError, e.what());
+  }
+  return nullptr;
+}
+
 // (lr, momentum, dampening, weight_decay, nesterov, maximize)
-using PyHyper = std::tuple<double, double, double, double, bool, bool>;
+SgdHyper as_hyper(PyObject* t) {
+  if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) != 6) throw py::type_error("expected a tuple of hyper-parameters");
+  const Args a{reinterpret_cast<PyTupleObject*>(t)->ob_item};
+  return {a.number(0), a.number(1), a.number(2), a.number(3), a.flag(4), a.flag(5)};
+}
 
-std::pair<bool, Norms> py_sgd_step(const std::vector<PySlot>& tensors, const std::vector<PyHyper>& groups, double lam,
-                                   double inv_scale, bool skip_nonfinite, bool forced_skip, int threads) {
-  std::vector<Slot> slots;
-  slots.reserve(tensors.size());
+// A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout.
+bool read_slot(py::handle param, py::handle grad, py::handle buffer, Slot* slot) {
+  View p, g, b;
+  if (!read(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.laid_out_as(p)) return false;
+  slot->param = p.data;
+  slot->grad = g.data;
+  slot->n = p.n;
+  slot->dtype = p.dtype;
+  if (buffer.is_none()) return true;
+  if (!read(buffer, &b) || b.dtype != p.dtype || !b.laid_out_as(p)) return false;
+  slot->buffer = b.data;
+  return true;
+}
+
+// One step: the norm (unless `known` gives its mantissa and exponent), then the update, unless `forced_skip` or
+// `skip_nonfinite` forbids it. Writes the norm of the unscaled gradient to `report` and returns whether the tensors
+// were updated.
+// params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, report, threads
+py::object py_sgd_step(Args a) {
+  const py::list params = a.list(0), grads = a.list(1), buffers = a.list(2), fresh = a.list(3), groups = a.list(4);
+  const py::list hypers = a.list(5);
+  const double lam = a.number(6), inv_scale = a.number(7);
+  const bool skip_nonfinite = a.flag(8), forced_skip = a.flag(9), given = !a.object(10).is_none();
+  const int threads = a.integer(12);
+  const size_t count = params.size();
+  if (grads.size() != count || buffers.size() != count || fresh.size() != count || groups.size() != count)
+    throw std::invalid_argument("the lists of a step differ in length");
+  thread_local std::vector<Slot> slots;
+  slots.assign(count, Slot{});
   int64_t elements = 0;
-  for (const auto& [param, grad, buffer, n, code, momentum, group] : tensors) {
-    if (group < 0 || static_cast<size_t>(group) >= groups.size()) throw std::invalid_argument("group out of range");
-    const Momentum mode = !buffer ? kNone : momentum == kFresh ? kFresh : kRunning;
-    slots.push_back({address(param), address(grad), address(buffer), n, dtype(code), mode, group});
-    elements += n;
+  for (size_t i = 0; i < count; ++i) {
+    Slot& slot = slots[i];
+    const py::handle buffer = PyList_GET_ITEM(buffers.ptr(), i);
+    if (!read_slot(PyList_GET_ITEM(params.ptr(), i), PyList_GET_ITEM(grads.ptr(), i), buffer, &slot))
+      return py::none();
+    slot.momentum = buffer.is_none() ? kNone : PyList_GET_ITEM(fresh.ptr(), i) == Py_True ? kFresh : kRunning;
+    slot.group = static_cast<int>(PyLong_AsLong(PyList_GET_ITEM(groups.ptr(), i)));
+    if (slot.group < 0 || static_cast<size_t>(slot.group) >= hypers.size())
+      throw std::invalid_argument("a step's group is out of range");
+    elements += slot.n;
   }
-  std::vector<SgdHyper> hypers;
-  for (const auto& [lr, momentum, dampening, decay, nesterov, maximize] : groups)
-    hypers.push_back({lr, momentum, dampening, decay, nesterov, maximize});
-  MaybeReleaseGil gil(elements);
-  const StepResult r = sgd_step(slots, hypers, lam, inv_scale,
-                                skip_nonfinite ? NonFinite::kSkip : NonFinite::kPropagate, forced_skip, threads);
-  return {r.stepped, as_tuple(r.norm)};
+  thread_local std::vector<SgdHyper> hyper;
+  hyper.clear();
+  for (size_t i = 0; i < hypers.size(); ++i) hyper.push_back(as_hyper(PyList_GET_ITEM(hypers.ptr(), i)));
+  double* report = read_vector(a.object(11), 1);
+  Norm norm;
+  if (given) {
+    const py::tuple parts = py::reinterpret_borrow<py::tuple>(a.object(10));
+    norm = {parts[0].cast<double>(), parts[1].cast<int>()};
+  }
+  bool step = false;
+  {
+    MaybeReleaseGil gil(elements);
+    if (!given) norm = global_norm(slots, threads);
+    norm.mantissa *= inv_scale;
+    step = !forced_skip && (norm.finite() || !skip_nonfinite);
+    if (step) sgd_update(slots, hyper, norm, lam, inv_scale, threads);
+  }
+  *report = norm.value();
+  return py::bool_(step);
 }
 
-// (address, m, d, row stride in elements, dtype)
-using PyMatrix = std::tuple<Address, int64_t, int64_t, int64_t, int>;
+// ---- the rows of a matrix
 
-Rows as_rows(const PyMatrix& matrix) {
-  const auto& [base, m, d, stride, code] = matrix;
-  return matrix_rows(address(base), m, d, stride, dtype(code));
+bool read_rows(py::handle matrix, Rows* rows) {
+  View v;
+  if (!read(matrix, &v) || v.dims != 2 || (v.shape[1] > 1 && v.strides[1] != 1)) return false;
+  *rows = matrix_rows(v.data, v.shape[0], v.shape[1], v.strides[0], v.dtype);
+  return true;
 }
 
-void py_row_norms(const PyMatrix& matrix, Address norms, int threads) {
-  const Rows rows = as_rows(matrix);
+bool py_row_norms(py::handle matrix, py::handle norms, int threads) {
+  Rows rows;
+  if (!read_rows(matrix, &rows)) return false;
+  double* out = read_vector(norms, rows.m);
   MaybeReleaseGil gil(rows.m * rows.d);
-  row_norms(rows, static_cast<double*>(address(norms)), threads);
+  row_norms(rows, out, threads);
+  return true;
 }
 
-void py_clip_rows(const PyMatrix& matrix, double lam, Address norms, int threads) {
-  const Rows rows = as_rows(matrix);
+bool py_clip_rows(py::handle matrix, double lam, py::handle norms, int threads) {
+  Rows rows;
+  if (!read_rows(matrix, &rows)) return false;
+  double* out = read_vector(norms, rows.m);
   MaybeReleaseGil gil(rows.m * rows.d);
-  clip_rows(rows, lam, static_cast<double*>(address(norms)), threads);
+  clip_rows(rows, lam, out, threads);
+  return true;
 }
 
-void py_batched_sgd(const PyMatrix& x, const PyMatrix& g, double lr, double lam, Address norms, int threads) {
-  const Rows xs = as_rows(x), gs = as_rows(g);
-  if (xs.m != gs.m || xs.d != gs.d || xs.dtype != gs.dtype) throw std::invalid_argument("X and G differ in shape");
+bool py_batched_sgd(py::handle x, py::handle g, double lr, double lam, py::handle norms, int threads) {
+  Rows xs, gs;
+  if (!read_rows(x, &xs) || !read_rows(g, &gs)) return false;
+  if (xs.m != gs.m || xs.d != gs.d || xs.dtype != gs.dtype) throw std::invalid_argument("X and G differ");
+  double* out = read_vector(norms, gs.m);
   MaybeReleaseGil gil(gs.m * gs.d);
-  batched_sgd(xs, gs, lr, lam, static_cast<double*>(address(norms)), threads);
+  batched_sgd(xs, gs, lr, lam, out, threads);
+  return true;
 }
 
-// (address, elements, dtype)
-using PyTarget = std::tuple<Address, int64_t, int>;
-// norms and coefficients as 2 * m doubles, rejected rows, how many were clipped, whether the target was written
-using PyAggregate = std::tuple<py::bytearray, std::vector<int64_t>, int64_t, bool>;
-
-PyAggregate run_aggregate(const Rows& rows, double lam, Address weights, bool mean, bool strict,
-                          const std::vector<PyTarget>& targets, bool subtract, double scale, int threads) {
-  std::vector<Target> outs;
-  int64_t covered = 0;
-  for (const auto& [data, n, code] : targets) {
-    outs.push_back({address(data), n, dtype(code)});
-    covered += n;
+// Rows in pieces: a list of m * pieces tensors, each in row-major order.
+bool read_pieces(const py::list& tensors, size_t pieces, Rows* rows) {
+  if (!pieces || tensors.empty() || tensors.size() % pieces) throw std::invalid_argument("not a whole number of rows");
+  rows->m = static_cast<int64_t>(tensors.size() / pieces);
+  rows->d = 0;
+  rows->pieces.resize(tensors.size());
+  rows->lengths.resize(pieces);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    View v;
+    if (!read(tensors[i], &v) || !v.row_major()) return false;
+    if (i == 0) rows->dtype = v.dtype;
+    if (i < pieces) {
+      rows->lengths[i] = v.n;
+      rows->d += v.n;
+    }
+    if (v.dtype != rows->dtype || v.n != rows->lengths[i % pieces]) return false;
+    rows->pieces[i] = v.data;
   }
-  same_length("targets", covered, rows.d);
-  py::bytearray info(nullptr, 0);
-  if (PyByteArray_Resize(info.ptr(), 2 * rows.m * sizeof(double)) != 0) throw py::error_already_set();
+  return true;
+}
+
+// rows: a matrix, or a list of tensors with `pieces` of them per client.
+// Returns (norms and coefficients as 2 * m doubles, rejected rows, how many were clipped, whether the target was
+// written).
+// rows, pieces, lam, weights, mean, strict, targets, subtract, scale, threads
+py::object py_aggregate(Args a) {
+  const int pieces = a.integer(1), threads = a.integer(9);
+  const double lam = a.number(2), scale = a.number(8);
+  const bool mean = a.flag(4), strict = a.flag(5), subtract = a.flag(7);
+  const py::handle weights = a.object(3);
+  const py::list targets = a.list(6);
+  Rows rows;
+  if (!(pieces ? read_pieces(a.list(0), pieces, &rows) : read_rows(a.object(0), &rows))) return py::none();
+  std::vector<Target> outs(targets.size());
+  int64_t covered = 0;
+  for (size_t i = 0; i < outs.size(); ++i) {
+    View v;
+    if (!read(PyList_GET_ITEM(targets.ptr(), i), &v) || !v.row_major()) return py::none();
+    outs[i] = {v.data, v.n, v.dtype};
+    covered += v.n;
+  }
+  if (covered != rows.d || rows.m == 0) return py::none();
+  const double* w = weights.is_none() ? nullptr : read_vector(weights, rows.m);
+  const size_t m = static_cast<size_t>(rows.m);
+  auto info = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, 2 * m * sizeof(double)));
+  if (!info) throw py::error_already_set();
   double* norms = reinterpret_cast<double*>(PyByteArray_AS_STRING(info.ptr()));
+  thread_local std::vector<char> mask;
+  mask.resize(m);
+  bool* rejected = reinterpret_cast<bool*>(mask.data());
   AggregateResult r;
   {
     MaybeReleaseGil gil(rows.m * rows.d);
-    r = aggregate(rows, lam, static_cast<const double*>(address(weights)), mean, strict, outs, subtract, scale, norms,
-                  norms + rows.m, threads);
+    r = aggregate(rows, lam, w, mean, strict, outs, subtract, scale, norms, norms + m, rejected, threads);
   }
-  return {std::move(info), std::move(r.rejected), r.clipped, r.applied};
-}
-
-PyAggregate py_aggregate_matrix(const PyMatrix& matrix, double lam, Address weights, bool mean, bool strict,
-                                const std::vector<PyTarget>& targets, bool subtract, double scale, int threads) {
-  return run_aggregate(as_rows(matrix), lam, weights, mean, strict, targets, subtract, scale, threads);
-}
-
-// Rows in pieces: `pieces` holds m * len(lengths) addresses.
-PyAggregate py_aggregate_pieces(const std::vector<Address>& pieces, const std::vector<int64_t>& lengths, int code,
-                                double lam, Address weights, bool mean, bool strict,
-                                const std::vector<PyTarget>& targets, bool subtract, double scale, int threads) {
-  if (lengths.empty() || pieces.size() % lengths.size()) throw std::invalid_argument("pieces do not fill whole rows");
-  Rows rows{static_cast<int64_t>(pieces.size() / lengths.size()), 0, dtype(code), {}, lengths};
-  for (int64_t n : lengths) rows.d += n;
-  rows.pieces.reserve(pieces.size());
-  for (Address a : pieces) rows.pieces.push_back(address(a));
-  return run_aggregate(rows, lam, weights, mean, strict, targets, subtract, scale, threads);
+  py::tuple bad(r.rejected);
+  for (size_t i = 0, k = 0; r.rejected && i < m; ++i)
+    if (rejected[i]) bad[k++] = i;
+  return py::make_tuple(std::move(info), std::move(bad), r.clipped, r.applied);
 }
 
 std::vector<std::string> isas() {
@@ -168,11 +275,16 @@ PYBIND11_MODULE(_native, m) {
   m.def("isa", [] { return std::string(kernels().name); });
   m.def("isas", &isas);
   m.def("compiler", [] { return std::string(FATCLIP_COMPILER); });
+  m.def("register_types", &register_types);
   m.def("global_norm", &py_global_norm);
-  m.def("sgd_step", &py_sgd_step);
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  m.def("aggregate_matrix", &py_aggregate_matrix);
-  m.def("aggregate_pieces", &py_aggregate_pieces);
+  static PyMethodDef fast[] = {
+      {"sgd_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast<py_sgd_step, 13>)),
+       METH_FASTCALL, nullptr},
+      {"aggregate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast<py_aggregate, 10>)),
+       METH_FASTCALL, nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(m.ptr(), fast) != 0) throw py::error_already_set();
 }

@@ -28,11 +28,15 @@ def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False) -
 
 def lam(value: Any) -> float:
     """The clipping threshold: positive, infinity allowed."""
+    if type(value) is float and value > 0:
+        return value
     return number("lam", value, open_low=True)
 
 
 def lr(value: Any, name: str = "lr") -> float:
     """A learning rate: non-negative and finite."""
+    if type(value) is float and 0 <= value < math.inf:
+        return value
     result = number(name, value)
     if math.isinf(result):
         raise ValueError(f"{name} must be finite, got {result}")

@@ -26,7 +26,9 @@ def _load() -> tuple[ModuleType | None, str]:
             raise ImportError("FATCLIP_BACKEND=native, but this installation was built without the native extension")
         return None, "the native extension was not built (no C++ compiler, or FATCLIP_BUILD=none)"
     try:
-        return importlib.import_module(name), "FATCLIP_BACKEND=native" if forced else "the native extension is installed"
+        return importlib.import_module(
+            name
+        ), "FATCLIP_BACKEND=native" if forced else "the native extension is installed"
     except ImportError as error:
         raise ImportError(
             f"the native extension of fatclip is installed but does not load: {error}. "
@@ -59,10 +61,8 @@ def show_config() -> str:
         f"backend   {backend()} ({REASON})",
     ]
     if NATIVE is not None:
-        isa = os.environ.get("FATCLIP_ISA")
-        lines.append(
-            f"cpu       {NATIVE.isa()} ({'FATCLIP_ISA' if isa else 'best of this machine'}; built: {', '.join(NATIVE.isas())})"
-        )
+        why = "FATCLIP_ISA" if os.environ.get("FATCLIP_ISA") else "best of this machine"
+        lines.append(f"cpu       {NATIVE.isa()} ({why}; built: {', '.join(NATIVE.isas())})")
         lines.append(f"threads   {torch.get_num_threads()} (torch.get_num_threads())")
         lines.append("dtypes    float32, float64, bfloat16, float16")
         lines.append(f"compiler  {NATIVE.compiler()}")

@@ -18,9 +18,7 @@ _LIBRARY = torch.library.Library("fatclip", "DEF")
 _OPS = torch.ops.fatclip
 
 
-def _declare(
-    schema: str, plain: Callable[..., Any], fast: Callable[..., Any] | None, fake: Callable[..., Any]
-) -> str:
+def declare(schema: str, plain: Callable[..., Any], fast: Callable[..., Any] | None, fake: Callable[..., Any]) -> None:
     """Defines an operator: `plain` runs on any device, `fast` on CPU tensors where the native module is there."""
     _LIBRARY.define(schema)
     name = schema[: schema.index("(")]
@@ -28,7 +26,6 @@ def _declare(
     if NATIVE is not None and fast is not None:
         _LIBRARY.impl(name, fast, "CPU")
     torch.library.register_fake(f"fatclip::{name}", fake, lib=_LIBRARY)
-    return f"fatclip::{name}"
 
 
 def _norms_like(matrix: Tensor, *_: Any) -> Tensor:
@@ -56,31 +53,31 @@ def _plain_clip_and_aggregate(matrix: Tensor, lam: Tensor | float, weights: Tens
     return reference.aggregate(matrix, lam, weights, reduce)[0].to(matrix.dtype)
 
 
-_declare(
+declare(
     "norm_parts(Tensor[] tensors) -> Tensor",
     lambda tensors: _parts(reference.global_norm(tensors)),
     native.norm_parts,
     lambda tensors: torch.empty(3, dtype=torch.float64, device=tensors[0].device if tensors else None),
 )
-_declare(
+declare(
     "row_norms(Tensor matrix) -> Tensor",
     lambda matrix: reference.row_norms(matrix).value,
     native.row_norms,
     _norms_like,
 )
-_declare(
+declare(
     "clip_rows_(Tensor(a!) matrix, Tensor lam) -> Tensor",
     _plain_clip_rows_,
     native.clip_rows_,
     _norms_like,
 )
-_declare(
+declare(
     "batched_clipped_sgd_(Tensor(a!) X, Tensor G, Tensor lr, Tensor lam) -> Tensor",
     _plain_batched_clipped_sgd_,
     native.batched_clipped_sgd_,
     _norms_like,
 )
-_declare(
+declare(
     "clip_and_aggregate(Tensor matrix, Tensor lam, Tensor? weights, str reduce) -> Tensor",
     _plain_clip_and_aggregate,
     native.clip_and_aggregate,
@@ -102,8 +99,7 @@ def _differentiate(name: str, plain: Callable[..., Tensor]) -> None:
             first = [t.detach().requires_grad_() for t in ctx.saved_tensors]
             out = plain(first if ctx.is_list else first[0], *ctx.rest)
             grads = torch.autograd.grad(out, first, grad, allow_unused=True)
-        nothing = (None,) * len(ctx.rest)
-        return (list(grads) if ctx.is_list else grads[0], *nothing) if nothing else (list(grads) if ctx.is_list else grads[0])
+        return (list(grads) if ctx.is_list else grads[0], *[None] * len(ctx.rest))
 
     torch.library.register_autograd(f"fatclip::{name}", backward, setup_context=remember, lib=_LIBRARY)
 
@@ -137,7 +133,7 @@ def global_norm(tensors: Any) -> Tensor:
     items = checks.tensors("tensors", tensors)
     if native.direct(*items):
         return native.norm_parts(items)[0]
-    if native._transforms() is not None:
+    if native.transformed():
         return reference.global_norm(items).value
     result: Tensor = _OPS.norm_parts(items)[0]
     return result
@@ -152,7 +148,7 @@ def row_norms(matrix: Tensor) -> Tensor:
     checks.matrix("matrix", matrix)
     if native.direct(matrix):
         return native.row_norms(matrix)
-    if native._transforms() is not None:
+    if native.transformed():
         return reference.row_norms(matrix).value
     result: Tensor = _OPS.row_norms(matrix)
     return result
@@ -164,8 +160,9 @@ def clip_rows_(matrix: Tensor, lam: float | Tensor) -> Tensor:
     Returns the (m,) norms before clipping, as clip_grad_norm_ does.
 
     >>> m = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-    >>> clip_rows_(m, 1.0).tolist()[0], m.tolist()[0] == torch.tensor([0.6, 0.8]).tolist()
-    (5.0, True)
+    >>> clip_rows_(m, 1.0), m
+    (tensor([5.0000, 0.5000], dtype=torch.float64), tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]]))
     """
     checks.matrix("matrix", matrix)
     checks.writable("matrix", matrix)
@@ -212,8 +209,8 @@ def clip_and_aggregate(
     matrix: (m, d), or a sequence of m flat tensors (not stacked, not copied).
     weights: m non-negative numbers, e.g. sample counts; clipping comes before weighting.
 
-    >>> clip_and_aggregate(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), lam=1.0).tolist() == torch.tensor([0.3, 0.65]).tolist()
-    True
+    >>> clip_and_aggregate(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), lam=1.0)
+    tensor([0.3000, 0.6500])
     """
     checks.choice("reduce", reduce, ("mean", "sum"))
     rows = _rows("matrix", matrix)
@@ -226,14 +223,14 @@ def clip_and_aggregate(
         if native.direct(rows):
             return native.clip_and_aggregate(rows, lam, weights, reduce)
         weights = None if weights is None else weights.to(rows.device)
-        if native._transforms() is None:
+        if not native.transformed():
             result: Tensor = _OPS.clip_and_aggregate(rows, _as_tensor(lam, rows), weights, reduce)
             return result
         return _plain_clip_and_aggregate(rows, lam, weights, reduce)
-    if native.direct(*rows) and all(r.dtype == rows[0].dtype for r in rows):
+    if native.direct(*rows):
         out = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
-        native.aggregate([[r] for r in rows], lam, weights, reduce, [out], subtract=False)
-        return out
+        if native.aggregate(rows, 1, float(lam), weights, reduce == "mean", False, [out], False, 1.0) is not None:
+            return out
     return clip_and_aggregate(torch.stack(list(rows)), lam, weights, reduce)
 
 
@@ -245,11 +242,11 @@ def _rows(name: str, value: Any) -> Any:
         value = checks.tensors(name, value)
         for i, row in enumerate(value):
             if row.dim() != 1 or row.shape != value[0].shape:
-                raise ValueError(
-                    f"{name}[{i}] must be flat and as long as {name}[0] ({value[0].numel()}), got {checks.describe(row)}"
-                )
+                length = value[0].numel()
+                raise ValueError(f"{name}[{i}] must be flat with {length} elements, got {checks.describe(row)}")
             if row.device != value[0].device or row.dtype != value[0].dtype:
-                raise ValueError(f"{name}[{i}] must match {name}[0] ({checks.describe(value[0])}), got {checks.describe(row)}")
+                like = checks.describe(value[0])
+                raise ValueError(f"{name}[{i}] must match {name}[0] ({like}), got {checks.describe(row)}")
     if len(value) == 0:
         raise ValueError(f"{name} has no clients, got {checks.describe(value)}")
     return value

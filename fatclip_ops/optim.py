@@ -5,19 +5,26 @@ per round). Both update as torch.optim.SGD does.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler as _profiler
 from torch.optim import Optimizer
 
-from . import checks
+from . import checks, native
 from .config import NATIVE, REASON
 from .ops import clip_rows_
 from .reference import Hyper
-from .step import Outcome, Work, run_native, run_plain
+from .step import Work, run_native, run_plain
+from .traced import clipped_sgd_, norm_parts
 
+_torch_module = sys.modules[Optimizer.__module__]
+# Empty unless somebody registered a hook for all optimizers.
+_GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
+_GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
 _NONFINITE = ("skip", "raise", "propagate")
 _DELTAS = ("gradient", "displacement")
 # Keys that another optimizer's state_dict may bring and that must not steer this one.
@@ -71,7 +78,8 @@ class FatClipOptimizer(Optimizer):
             raise ValueError(f"fused=True needs the native extension: {REASON}")
         self.nonfinite = nonfinite
         self.fused = fused
-        self._norm: float | Tensor = 0.0
+        # Written in place, and not 0-dim: torch.compile loses assignments and writes to 0-dim float64 tensors.
+        self._norm = torch.zeros(1, dtype=torch.float64)
         self._skips = torch.zeros((), dtype=torch.int64)
         self._in_round = False
         defaults = {
@@ -88,7 +96,7 @@ class FatClipOptimizer(Optimizer):
     @property
     def last_norm(self) -> Tensor:
         """Norm of the last step's gradient before clipping, float64; for PR after end_round(): of the round."""
-        return torch.as_tensor(self._norm, dtype=torch.float64).clone()
+        return self._norm[0].clone()
 
     @property
     def skipped(self) -> int:
@@ -115,62 +123,116 @@ class FatClipOptimizer(Optimizer):
             for p in self.param_groups[-1]["params"]:
                 self.state[p]["round_start"] = p.detach().clone()
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update from the gradients in `p.grad`, which are read and never written.
 
         closure: reevaluates the model and returns the loss, which step() then returns.
         """
+        if _profiler._is_profiler_enabled or self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+            return self._observed_step(closure)
+        if _GLOBAL_PRE_HOOKS or _GLOBAL_POST_HOOKS:
+            return self._observed_step(closure)
+        return self._step(closure)
+
+    # torch wraps the step() of every optimizer class for hooks and profiler, which costs more than a small step itself;
+    # this mark says that it is seen to here.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():
+            with torch.no_grad():
+                self._step_traced()
+            return loss
         work = self._collect()
         if self._in_round:
             self._follow_lr()
-        outcome = None if self.fused is False else run_native(work)
-        if outcome is None:
+        stepped = run_native(work) if self.fused is not False and native.eager() else None
+        if stepped is None:
             if self.fused:
                 raise ValueError("fused=True, but some parameter or gradient is not a plain CPU tensor")
-            outcome = run_plain(work)
-        self._finish(work, outcome)
+            stepped = run_plain(work)
+        if not stepped:
+            self._leave_out(work)
+        elif True in work.fresh:
+            for p, buffer, fresh in zip(work.params, work.buffers, work.fresh, strict=True):
+                if fresh:
+                    self.state[p]["momentum_buffer"] = buffer
         return loss
+
+    _observed_step = Optimizer.profile_hook_step(_step)
 
     def _collect(self) -> Work:
         """Everything with a gradient, checked; nothing is changed yet."""
         groups = self.param_groups
-        _check_one_lam([group["lam"] for group in groups])
-        work = Work(nonfinite=self.nonfinite)
-        work.lam = checks.lam(groups[0]["lam"]) if self._clips_steps else math.inf
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None:
-            work.inv_scale = 1.0 / float(scale)
-        work.found_inf = found_inf is not None and float(found_inf) > 0
+        lam = groups[0]["lam"]
+        if len(groups) > 1:
+            _check_one_lam([group["lam"] for group in groups])
+        work = Work(checks.lam(lam) if self._clips_steps else math.inf, self.nonfinite, self._norm)
+        if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:
+            self._take_scale(work)
+        add_param, add_grad, add_buffer = work.params.append, work.grads.append, work.buffers.append
         for index, group in enumerate(groups):
             work.hypers.append(_hyper(group))
             momentum = group["momentum"] != 0
+            before = len(work.params)
             for p in group["params"]:
                 g = p.grad
                 if g is None:
                     continue
                 if g.layout is not torch.strided:
-                    raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}: only dense ones are supported")
-                buffer = self.state[p].get("momentum_buffer") if momentum else None
-                work.fresh.append(buffer is None)
-                work.params.append(p)
-                work.grads.append(g)
-                work.buffers.append(torch.empty_like(p) if momentum and buffer is None else buffer)
-                work.groups.append(index)
+                    raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
+                add_param(p)
+                add_grad(g)
+                if momentum:
+                    buffer = self.state[p].get("momentum_buffer")
+                    work.fresh.append(buffer is None)
+                    add_buffer(torch.empty_like(p) if buffer is None else buffer)
+            count = len(work.params) - before
+            work.groups += [index] * count
+            if not momentum:
+                work.buffers += [None] * count
+                work.fresh += [False] * count
         return work
 
-    def _finish(self, work: Work, outcome: Outcome) -> None:
-        """Keeps what the step produced, or says why there was none."""
-        self._norm = outcome.norm
-        if outcome.stepped:
-            for p, buffer, fresh in zip(work.params, work.buffers, work.fresh, strict=True):
-                if fresh and buffer is not None:
-                    self.state[p]["momentum_buffer"] = buffer
-            return
+    def _take_scale(self, work: Work) -> None:
+        """What a GradScaler leaves on the optimizer for the time of a step."""
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        work.inv_scale = 1.0 if scale is None else 1.0 / float(scale)
+        work.found_inf = found_inf is not None and float(found_inf) > 0
+
+    def _step_traced(self) -> None:
+        """The step as operators in a graph: one norm, one update per group."""
+        updates = [self._gather_traced(group) for group in self.param_groups]
+        norm = norm_parts([g for update in updates for g in update.grads])
+        lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
+        for group, update in zip(self.param_groups, updates, strict=True):
+            clipped_sgd_(update, norm, lam, group, self.nonfinite)
+        self._norm.copy_(norm[0])
+        if self.nonfinite == "skip":
+            self._skips.add_(~torch.isfinite(norm[1]))
+
+    def _gather_traced(self, group: dict[str, Any]) -> Work:
+        """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
+        work = Work()
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            work.params.append(p)
+            work.grads.append(p.grad)
+            if group["momentum"] != 0:
+                state = self.state[p]
+                work.fresh.append("momentum_buffer" not in state)
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                work.buffers.append(state["momentum_buffer"])
+        return work
+
+    def _leave_out(self, work: Work) -> None:
+        """Counts a step that was not taken, or says why."""
         if self.nonfinite == "raise" and not work.found_inf:
             bad = next(p for p, g in zip(work.params, work.grads, strict=True) if not torch.isfinite(g).all())
             raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
@@ -221,13 +283,13 @@ class FatClipOptimizer(Optimizer):
         """The round's pseudo-gradient as one flat tensor in parameter order; the next round begins here.
 
         delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
-            when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam. The model is not moved.
+            when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam.
         """
         checks.choice("delta", delta, _DELTAS)
         if not self._in_round:
             raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
         flat, dtype = self._round_delta(delta)
-        if self.nonfinite == "raise" and not torch.isfinite(torch.view_as_real(flat) if flat.is_complex() else flat).all():
+        if self.nonfinite == "raise" and not torch.isfinite(flat).all():
             raise ValueError("the round's update has nan or inf; nothing was changed")
         flat = self._clip_round(flat)
         self.begin_round()
@@ -258,6 +320,7 @@ class FatClipOptimizer(Optimizer):
         segment = segment / lr if lr > 0 else torch.zeros_like(segment)
         return segment + state["round_sum"] if "round_sum" in state else segment
 
+    @torch.no_grad()
     def _follow_lr(self) -> None:
         """Folds the displacement so far where lr has changed, so that the sum stays one of gradients."""
         for group in self.param_groups:
@@ -303,7 +366,7 @@ class FatClipPR(FatClipOptimizer):
     def _clip_round(self, flat: Tensor) -> Tensor:
         real = torch.view_as_real(flat).reshape(1, -1) if flat.is_complex() else flat.unsqueeze(0)
         _check_one_lam([group["lam"] for group in self.param_groups])
-        self._norm = clip_rows_(real, checks.lam(self.param_groups[0]["lam"])).squeeze(0)
+        self._norm.copy_(clip_rows_(real, checks.lam(self.param_groups[0]["lam"])))
         return flat
 
 

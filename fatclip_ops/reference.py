@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 # An exponent below that of every float64, for norms that are zero.
 _BELOW_ALL = -1100.0
 
@@ -128,7 +127,7 @@ def clip_rows(matrix: Tensor, lam: float | Tensor) -> tuple[Tensor, Norm]:
 
 
 def aggregate(
-    rows: Sequence[Tensor], lam: float | Tensor, weights: Tensor | None, reduce: str
+    rows: Tensor | Sequence[Tensor], lam: float | Tensor, weights: Tensor | None, reduce: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """reduce_i(min(1, lam / ||D_i||) * D_i) over the rows that are finite.
 

@@ -1,6 +1,7 @@
 """The server's side of a round: clip every client's update, aggregate, move the model."""
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,32 +21,38 @@ class ServerResult:
     applied: whether the model was moved; False where every client (or all the weight) was rejected.
     """
 
-    __slots__ = ("_clipped", "_info", "_m", "applied", "rejected")
+    __slots__ = ("_raw",)
 
-    def __init__(self, info: Any, rejected: list[int], clipped: int, applied: bool, clients: int) -> None:
-        self._info, self._clipped, self._m = info, clipped, clients
-        self.rejected, self.applied = rejected, applied
+    def __init__(self, raw: native.Aggregate) -> None:
+        self._raw = raw
 
-    def _half(self, which: int) -> Tensor:
-        both = torch.frombuffer(self._info, dtype=torch.float64) if isinstance(self._info, bytearray) else self._info
-        return both[which * self._m : (which + 1) * self._m].clone()
+    def _halves(self) -> Tensor:
+        return torch.frombuffer(self._raw[0], dtype=torch.float64).clone().view(2, -1)
+
+    @property
+    def rejected(self) -> list[int]:
+        return list(self._raw[1])
+
+    @property
+    def applied(self) -> bool:
+        return self._raw[3]
 
     @property
     def norms(self) -> Tensor:
-        return self._half(0)
+        return self._halves()[0]
 
     @property
     def coefs(self) -> Tensor:
-        return self._half(1)
+        return self._halves()[1]
 
     @property
     def clipped(self) -> float:
-        accepted = self._m - len(self.rejected)
-        return self._clipped / accepted if accepted else 0.0
+        accepted = self._halves().shape[1] - len(self._raw[1])
+        return self._raw[2] / accepted if accepted else 0.0
 
     def __repr__(self) -> str:
         return (
-            f"ServerResult(clients={self._m}, clipped={self.clipped:.3f}, rejected={self.rejected}, "
+            f"ServerResult(clients={len(self.norms)}, clipped={self.clipped:.3f}, rejected={self.rejected}, "
             f"applied={self.applied})"
         )
 
@@ -97,7 +104,6 @@ class FatClipServer:
         self._sizes = [p.numel() for p in self.params]
         self._d = sum(self._sizes)
 
-    @torch.no_grad()
     def step(self, deltas: Any, weights: Any = None) -> ServerResult:
         """Moves the model by the clients' updates, none of which is modified.
 
@@ -105,71 +111,88 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
-        rows = self._rows(deltas)
-        clients = len(rows)
+        lr, lam, strict = self.lr, self.lam, self.nonfinite == "raise"
+        if not (type(lr) is float and 0 <= lr < math.inf):
+            lr = checks.lr(lr)
+        if not (type(lam) is float and lam > 0):
+            lam = checks.lam(lam)
+        if weights is None and type(deltas) is Tensor and native.eager():
+            # the common case: the native code looks at sizes and layouts itself, and refuses what does not fit
+            result = native.aggregate(deltas, 0, lam, None, self.reduce == "mean", strict, self.params, True, lr)
+            if result is not None and result[3]:
+                native.bump(self.params)
+                return ServerResult(result)
+        rows, clients, pieces = self._rows(deltas)
         if clients == 0:
             raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
         w = None if weights is None else checks.weights(weights, clients, self.reduce)
-        lr, lam, strict = checks.lr(self.lr), checks.lam(self.lam), self.nonfinite == "raise"
-        result = self._native(rows, w, lr, lam, strict)
+        result = self._native(rows, pieces, w, lr, lam, strict) if native.eager() else None
         if result is None:
-            result = self._plain(rows, w, lr, lam, strict)
-        if strict and result.rejected:
-            raise ValueError(f"clients {result.rejected} sent nan or inf; the model was not moved")
+            result = self._plain(rows, pieces, w, lr, lam, strict)
+        if strict and result[1]:
+            raise ValueError(f"clients {list(result[1])} sent nan or inf; the model was not moved")
+        return ServerResult(result)
+
+    def _native(
+        self, rows: Any, pieces: int, w: Tensor | None, lr: float, lam: float, strict: bool
+    ) -> native.Aggregate | None:
+        """By the kernels; where a layout does not fit them, on row-major copies."""
+        result = native.aggregate(rows, pieces, lam, w, self.reduce == "mean", strict, self.params, True, lr)
+        if result is not None:
+            if result[3]:
+                native.bump(self.params)
+            return result
+        if not self.params[0].is_cpu or not all(t.is_cpu for t in (rows if pieces else [rows])):
+            return None
+        targets = [native.plain_layout(p.detach()) for p in self.params]
+        copies = _alike(rows) if pieces else native.plain_layout(rows.detach())
+        result = native.aggregate(copies, pieces, lam, w, self.reduce == "mean", strict, targets, True, lr)
+        if result is not None and result[3]:
+            with torch.no_grad():
+                for p, target in zip(self.params, targets, strict=True):
+                    p.copy_(target)
         return result
 
-    def _native(self, rows: Any, w: Tensor | None, lr: float, lam: float, strict: bool) -> ServerResult | None:
-        if not native.eager() or not all(native.readable(p) for p in self.params):
-            return None
-        if isinstance(rows, Tensor):
-            if not native.readable(rows):
-                return None
-        else:
-            pieces = [p for row in rows for p in row]
-            if not all(native.readable(p) and p.dtype == pieces[0].dtype for p in pieces):
-                return None
-        targets = [p if p.is_contiguous() else p.contiguous() for p in self.params]
-        info, rejected, clipped, applied = native.aggregate(
-            rows, lam, w, self.reduce, targets, subtract=True, scale=lr, strict=strict
-        )
-        if applied:
-            for p, target in zip(self.params, targets, strict=True):
-                if p is not target:
-                    p.copy_(target)
-            native.bump(self.params)
-        return ServerResult(info, rejected, clipped, applied, len(rows))
-
-    def _plain(self, rows: Any, w: Tensor | None, lr: float, lam: float, strict: bool) -> ServerResult:
+    @torch.no_grad()
+    def _plain(self, rows: Any, pieces: int, w: Tensor | None, lr: float, lam: float, strict: bool) -> native.Aggregate:
         device = self.params[0].device
-        if not isinstance(rows, Tensor):
-            rows = torch.stack([torch.cat([p.reshape(-1).to(device, torch.float64) for p in row]) for row in rows])
-        rows = rows.to(device)
+        if pieces:
+            flat = [t.reshape(-1).to(device, torch.float64) for t in rows]
+            rows = torch.stack([torch.cat(flat[i : i + pieces]) for i in range(0, len(flat), pieces)])
         w = None if w is None else w.to(device)
-        total, norms, coefs, bad = reference.aggregate(rows, lam, w, self.reduce)
-        rejected: list[int] = bad.nonzero().flatten().tolist()
+        total, norms, coefs, bad = reference.aggregate(rows.to(device), lam, w, self.reduce)
+        rejected: tuple[int, ...] = tuple(bad.nonzero().flatten().tolist())
         weight = (~bad).sum() if w is None else torch.where(bad, 0.0, w).sum()
         applied = bool(weight > 0) and not (strict and rejected)
         if applied:
-            for p, piece in zip(self.params, total.split(self._sizes), strict=True):
+            for p, piece in zip(self.params, torch.split(total, self._sizes), strict=True):
                 p.copy_(p.to(torch.float64) - lr * piece.view(p.shape))
         clipped = int(((norms > lam) & ~bad).sum())
-        return ServerResult(torch.cat([norms, coefs]).cpu(), rejected, clipped, applied, len(rows))
+        info = bytearray(array("d", torch.cat([norms, coefs]).tolist()))
+        return info, rejected, clipped, applied
 
-    def _rows(self, deltas: Any) -> Any:
-        """An (m, d) tensor, or per client the list of its pieces; every size checked."""
-        if type(deltas) is not Tensor and _is_array(deltas):
+    def _rows(self, deltas: Any) -> tuple[Any, int, int]:
+        """(an (m, d) tensor, m, 0), or (all clients' pieces in one list, m, pieces per client); every size checked."""
+        if _is_array(deltas):
             deltas = _tensor("deltas", deltas)
         if isinstance(deltas, Tensor):
             checks.matrix("deltas", deltas)
             if deltas.shape[1] != self._d:
-                raise ValueError(f"deltas must have {self._d} columns, one per parameter, got {checks.describe(deltas)}")
-            return deltas
-        if not isinstance(deltas, Iterable):
+                raise ValueError(f"deltas must have {self._d} columns, got {checks.describe(deltas)}")
+            return deltas, deltas.shape[0], 0
+        if not isinstance(deltas, Iterable) or isinstance(deltas, (str, bytes, dict)):
             raise TypeError(f"deltas must be a matrix or a sequence of client updates, got {checks.describe(deltas)}")
-        return [self._row(i, row) for i, row in enumerate(deltas)]
+        clients = [self._row(f"deltas[{i}]", row) for i, row in enumerate(deltas)]
+        if len({len(pieces) for pieces in clients}) > 1:  # some flat, some in pieces: cut the flat ones
+            clients = [
+                row
+                if len(row) > 1
+                else [t.view(p.shape) for t, p in zip(row[0].split(self._sizes), self.params, strict=True)]
+                for row in clients
+            ]
+        return [piece for row in clients for piece in row], len(clients), len(clients[0]) if clients else 0
 
-    def _row(self, i: int, row: Any) -> Sequence[Tensor]:
-        name = f"deltas[{i}]"
+    def _row(self, name: str, row: Any) -> list[Tensor]:
         if _is_array(row):
             row = _tensor(name, row)
         if isinstance(row, Tensor):
@@ -177,7 +200,7 @@ class FatClipServer:
             if row.dim() != 1 or row.numel() != self._d:
                 raise ValueError(f"{name} must be flat with {self._d} elements, got {checks.describe(row)}")
             return [row]
-        if not isinstance(row, Sequence) or isinstance(row, str):
+        if not isinstance(row, Sequence) or isinstance(row, (str, bytes)):
             raise TypeError(f"{name} must be a tensor, an array or a list of them, got {checks.describe(row)}")
         if len(row) != len(self.params):
             raise ValueError(f"{name} must have one array per parameter ({len(self.params)}), got {len(row)}")
@@ -188,15 +211,26 @@ class FatClipServer:
         return pieces
 
 
+def _alike(tensors: list[Tensor]) -> list[Tensor]:
+    """Row-major copies in one dtype that holds them all."""
+    dtype = tensors[0].dtype
+    for t in tensors:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return [native.plain_layout(t.detach().to(dtype)) for t in tensors]
+
+
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array_interface__")
+    """Whether value is a NumPy array (or looks like one); tensors are not."""
+    return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
 
 
 def _tensor(name: str, value: Any) -> Tensor:
     """A floating tensor from a tensor or a NumPy array; memory is shared where torch can."""
-    if _is_array(value) and not isinstance(value, Tensor):
+    if _is_array(value):
         if value.dtype.kind != "f":
             raise TypeError(f"{name} must be floating, got an array of {value.dtype}")
+        if value.dtype.itemsize > 8:  # long double: torch has no such dtype
+            value = value.astype("float64")
         native_order = value.astype(value.dtype.newbyteorder("="), copy=False)
         # from_numpy warns of arrays it could write to by mistake, and refuses negative strides
         plain = native_order.flags.writeable and all(s >= 0 for s in native_order.strides)

@@ -13,7 +13,7 @@ struct Norm {
   double mantissa = 0;
   int exponent = 0;
 
-  double value() const { return std::ldexp(mantissa, exponent); }
+  double value() const { return exponent ? std::ldexp(mantissa, exponent) : mantissa; }
   // Whether every element was finite; value() itself may still exceed the float64 range.
   bool finite() const { return std::isfinite(mantissa); }
 };
@@ -31,7 +31,7 @@ inline bool clips(const Norm& norm, double lam) { return norm.value() > lam && !
 inline double coefficient(const Norm& norm, double lam) {
   if (std::isinf(lam)) return 1;
   if (!norm.finite()) return 0;
-  return clips(norm, lam) ? std::ldexp(lam / norm.mantissa, -norm.exponent) : 1;
+  return clips(norm, lam) ? Norm{lam / norm.mantissa, -norm.exponent}.value() : 1;
 }
 
 // value * 2^exponent, split for the range of T.

@@ -127,11 +127,8 @@ Norm global_norm(const std::vector<Slot>& slots, int threads) {
   return span_norm(spans.data(), spans.size(), partials.data(), partials.size());
 }
 
-StepResult sgd_step(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, double lam, double inv_scale,
-                    NonFinite policy, bool forced_skip, int threads) {
-  Norm norm = global_norm(slots, threads);
-  norm.mantissa *= inv_scale;
-  if (forced_skip || (!norm.finite() && policy == NonFinite::kSkip)) return {norm, false};
+void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, const Norm& norm, double lam,
+                double inv_scale, int threads) {
   const auto narrow = factor<float>(norm, lam, inv_scale);
   const auto wide = factor<double>(norm, lam, inv_scale);
   int64_t elements = 0, blocks = 0;
@@ -152,7 +149,6 @@ StepResult sgd_step(const std::vector<Slot>& slots, const std::vector<SgdHyper>&
                groups[slot.group], c);
     });
   });
-  return {norm, true};
 }
 
 // ---- rows
@@ -165,14 +161,15 @@ Rows matrix_rows(const void* base, int64_t m, int64_t d, int64_t row_stride, DTy
 
 namespace {
 
-// The columns of a Rows cut at segment borders and then into blocks.
-struct Columns {
+// The columns of a Rows cut at segment borders and then into blocks; the list lives in the caller's memory.
+class Columns {
+ public:
   struct Block {
     int64_t segment, first, n, column;
   };
-  std::vector<Block> blocks;
 
-  explicit Columns(const Rows& rows) {
+  Columns(const Rows& rows, std::vector<Block>& blocks) : blocks_(blocks) {
+    blocks.clear();
     int64_t column = 0;
     for (size_t s = 0; s < rows.lengths.size(); ++s)
       for (int64_t first = 0; first < rows.lengths[s]; first += kBlock) {
@@ -181,7 +178,11 @@ struct Columns {
         column += n;
       }
   }
-  int64_t count() const { return static_cast<int64_t>(blocks.size()); }
+  int64_t count() const { return static_cast<int64_t>(blocks_.size()); }
+  const Block& operator[](int64_t i) const { return blocks_[i]; }
+
+ private:
+  const std::vector<Block>& blocks_;
 };
 
 const void* at(const Rows& rows, int64_t row, const Columns::Block& b, int64_t offset = 0) {
@@ -203,14 +204,15 @@ Norm row_norm(const Rows& rows, int64_t row, const double* partials, int64_t cou
 Norm norm_of_row(const Rows& rows, const Columns& columns, int64_t row, std::vector<double>& partials) {
   partials.resize(columns.count());
   for (int64_t b = 0; b < columns.count(); ++b)
-    partials[b] = kernels().sumsq[rows.dtype](at(rows, row, columns.blocks[b]), columns.blocks[b].n, 1);
+    partials[b] = kernels().sumsq[rows.dtype](at(rows, row, columns[b]), columns[b].n, 1);
   return row_norm(rows, row, partials.data(), columns.count());
 }
 
 // Norm of every row, then body(row, norm) by the thread that has just read the row.
 template <class Body>
 void each_row(const Rows& rows, int threads, Body body) {
-  const Columns columns(rows);
+  std::vector<Columns::Block> blocks;
+  const Columns columns(rows, blocks);
   parallel(useful_threads(rows.m * rows.d, std::min<int64_t>(threads, rows.m)), [&](int part, int parts) {
     std::vector<double> partials;
     const Range r = share(rows.m, part, parts);
@@ -237,7 +239,7 @@ void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
     if (!norm.finite() || !clips(norm, lam)) return;
     const RowFactor c = row_factor(norm, lam, rows.dtype);
     for (int64_t b = columns.count(); b-- > 0;)
-      k.scale[rows.dtype](const_cast<void*>(at(rows, i, columns.blocks[b])), columns.blocks[b].n, c);
+      k.scale[rows.dtype](const_cast<void*>(at(rows, i, columns[b])), columns[b].n, c);
   });
 }
 
@@ -250,7 +252,7 @@ void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* no
     if (!norm.finite()) return;
     const RowFactor c = row_factor(norm, lam, g.dtype);
     for (int64_t b = columns.count(); b-- > 0;) {
-      const Columns::Block& block = columns.blocks[b];
+      const Columns::Block& block = columns[b];
       k.sgd[g.dtype](const_cast<void*>(at(x, i, block)), at(g, i, block), nullptr, block.n, kNone, hyper, c);
     }
   });
@@ -281,17 +283,23 @@ int64_t group_size(const Rows& rows, int threads) {
   return std::min(rows.m, std::max<int64_t>(1, near >= 8 ? near : far));
 }
 
-// A scratch vector of doubles that a thread keeps between calls, unless it is large.
-double* scratch(int64_t n, std::unique_ptr<double[]>* large) {
-  constexpr int64_t kKeep = 4 << 20;
-  thread_local std::vector<double> kept;
-  if (n > kKeep) {
-    large->reset(new double[n]);
-    return large->get();
+// What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
+struct Workspace {
+  std::vector<Columns::Block> blocks;
+  std::vector<double> partials;     // (group, column blocks)
+  std::vector<double> acc;          // (d)
+  std::vector<RowFactor> factors;   // of the rows in use
+  std::vector<int64_t> used;        // which rows those are: a rejected or weightless row is not even read
+  static Workspace& of_this_thread() {
+    thread_local Workspace w;
+    return w;
   }
-  if (static_cast<int64_t>(kept.size()) < n) kept.resize(n);
-  return kept.data();
-}
+  void give_back() {
+    constexpr size_t kKeep = size_t(4) << 20;  // 32 MiB
+    if (acc.size() > kKeep) std::vector<double>().swap(acc);
+    if (partials.size() > kKeep) std::vector<double>().swap(partials);
+  }
+};
 
 // Calls body(target, first element, count) for the pieces of the targets that hold columns [begin, end).
 template <class Body>
@@ -304,91 +312,84 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
   }
 }
 
-struct Aggregation {
-  const Rows& rows;
-  const Columns& columns;
-  double* partials;  // (group, column blocks)
-  double* acc;       // (d)
-  std::vector<RowFactor> factors;
+void group_norms(const Rows& rows, const Columns& columns, int64_t first, int64_t count, double* partials,
+                 int threads) {
+  const Kernels& k = kernels();
+  const int64_t blocks = columns.count();
+  parallel(threads, [&](int part, int parts) {
+    const bool by_columns = blocks >= 2 * parts;
+    const Range r = by_columns ? Range{0, count} : share(count, part, parts);
+    const Range c = by_columns ? share(blocks, part, parts) : Range{0, blocks};
+    for (int64_t i = r.begin; i < r.end; ++i)
+      for (int64_t b = c.begin; b < c.end; ++b)
+        partials[i * blocks + b] = k.sumsq[rows.dtype](at(rows, first + i, columns[b]), columns[b].n, 1);
+  });
+}
 
-  void norms(int64_t first, int64_t count, int threads) {
-    const Kernels& k = kernels();
-    const int64_t blocks = columns.count();
-    const bool by_columns = blocks >= 2 * threads;
-    parallel(threads, [&](int part, int parts) {
-      const Range r = by_columns ? Range{0, count} : share(count, part, parts);
-      const Range c = by_columns ? share(blocks, part, parts) : Range{0, blocks};
-      for (int64_t i = r.begin; i < r.end; ++i)
-        for (int64_t b = c.begin; b < c.end; ++b)
-          partials[i * blocks + b] = k.sumsq[rows.dtype](at(rows, first + i, columns.blocks[b]), columns.blocks[b].n, 1);
-    });
-  }
-
-  // acc += sum of the group's rows, each times its factor; after(begin, end) follows for finished columns.
-  template <class After>
-  void sum(int64_t first, int64_t count, int threads, After after) {
-    std::vector<int64_t> used;  // a rejected or weightless row is not even read
-    for (int64_t i = 0; i < count; ++i)
-      if (factors[first + i].second != 0) used.push_back(first + i);
-    parallel(threads, [&](int part, int parts) {
-      const Range c = share(columns.count(), part, parts);
-      std::vector<const void*> pieces(used.size());
-      std::vector<RowFactor> c_used;
-      for (int64_t i : used) c_used.push_back(factors[i]);
-      for (int64_t b = c.end; b-- > c.begin;) {
-        const Columns::Block& block = columns.blocks[b];
-        for (size_t i = 0; i < used.size(); ++i) pieces[i] = at(rows, used[i], block);
-        double* acc_block = acc + block.column;
-        if (first == 0) std::fill_n(acc_block, block.n, 0.0);
-        kernels().accumulate[rows.dtype](acc_block, pieces.data(), c_used.data(), pieces.size(), block.n, false);
-        after(block.column, block.column + block.n);
-      }
-    });
-  }
-};
+// acc (+)= sum of the rows `w.used`, each times its factor; after(begin, end) follows for finished columns.
+template <class After>
+void group_sum(const Rows& rows, const Columns& columns, Workspace& w, bool first, int threads, const After& after) {
+  parallel(threads, [&](int part, int parts) {
+    const Range c = share(columns.count(), part, parts);
+    thread_local std::vector<const void*> pieces;
+    pieces.resize(w.used.size());
+    for (int64_t b = c.end; b-- > c.begin;) {  // backwards: the norms read these columns last
+      const Columns::Block& block = columns[b];
+      for (size_t i = 0; i < w.used.size(); ++i) pieces[i] = at(rows, w.used[i], block);
+      double* acc = w.acc.data() + block.column;
+      if (first && w.used.empty()) std::fill_n(acc, block.n, 0.0);
+      kernels().accumulate[rows.dtype](acc, pieces.data(), w.factors.data(), pieces.size(), block.n, first);
+      after(block.column, block.column + block.n);
+    }
+  });
+}
 
 }  // namespace
 
 AggregateResult aggregate(const Rows& rows, double lam, const double* weights, bool mean, bool strict,
                           const std::vector<Target>& targets, bool subtract, double scale, double* norms,
-                          double* coefs, int threads) {
+                          double* coefs, bool* rejected, int threads) {
   AggregateResult result;
-  const Columns columns(rows);
+  Workspace& w = Workspace::of_this_thread();
+  const Columns columns(rows, w.blocks);
   const int used_threads = useful_threads(rows.m * rows.d, threads);
   const int64_t group = group_size(rows, used_threads), blocks = columns.count();
-  std::vector<double> partials(group * blocks);
-  std::unique_ptr<double[]> large;
-  Aggregation agg{rows, columns, partials.data(), scratch(rows.d, &large), std::vector<RowFactor>(rows.m)};
+  w.partials.resize(std::max<size_t>(w.partials.size(), group * blocks));
+  w.acc.resize(std::max<size_t>(w.acc.size(), rows.d));
   double mass = 0;
   for (int64_t first = 0; first < rows.m; first += group) {
     const int64_t count = std::min(group, rows.m - first);
-    agg.norms(first, count, used_threads);
+    group_norms(rows, columns, first, count, w.partials.data(), used_threads);
+    w.used.clear();
+    w.factors.clear();
     for (int64_t i = first; i < first + count; ++i) {
-      const Norm norm = row_norm(rows, i, partials.data() + (i - first) * blocks, blocks);
-      const double w = weights ? weights[i] : 1;
+      const Norm norm = row_norm(rows, i, w.partials.data() + (i - first) * blocks, blocks);
+      const double weight = weights ? weights[i] : 1;
       norms[i] = norm.value();
-      coefs[i] = norm.finite() ? coefficient(norm, lam) : 0;
-      if (!norm.finite()) {
-        result.rejected.push_back(i);
-        agg.factors[i] = {1, 0};
-        continue;
-      }
+      rejected[i] = !norm.finite();
+      coefs[i] = rejected[i] ? 0 : coefficient(norm, lam);
+      result.rejected += rejected[i];
+      if (rejected[i]) continue;
       result.clipped += clips(norm, lam);
-      mass += w;
-      agg.factors[i] = clips(norm, lam) ? split<double>(lam / norm.mantissa * w, -norm.exponent) : RowFactor{1, w};
+      mass += weight;
+      if (weight == 0) continue;
+      w.used.push_back(i);
+      w.factors.push_back(clips(norm, lam) ? split<double>(lam / norm.mantissa * weight, -norm.exponent)
+                                           : RowFactor{1, weight});
     }
     const bool last = first + count == rows.m;
-    if (last) result.applied = mass > 0 && !(strict && !result.rejected.empty());
-    if (last && !result.applied && subtract) return result;
+    if (last) result.applied = mass > 0 && !(strict && result.rejected);
+    if (last && !result.applied && subtract) break;
     const double total = result.applied ? scale / (mean ? mass : 1) : 0;
-    agg.sum(first, count, used_threads, [&](int64_t begin, int64_t end) {
+    group_sum(rows, columns, w, first == 0, used_threads, [&](int64_t begin, int64_t end) {
       if (!last) return;
       each_target(targets, begin, end, [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
         const auto finish = subtract ? kernels().subtract[t.dtype] : kernels().store[t.dtype];
-        finish(advance(t.data, offset, t.dtype), agg.acc + column, n, total);
+        finish(advance(t.data, offset, t.dtype), w.acc.data() + column, n, total);
       });
     });
   }
+  w.give_back();
   return result;
 }
 

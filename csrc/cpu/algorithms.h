@@ -23,17 +23,9 @@ struct Slot {
 
 Norm global_norm(const std::vector<Slot>& slots, int threads);
 
-enum class NonFinite { kSkip, kPropagate };
-
-struct StepResult {
-  Norm norm;  // before clipping, of the unscaled gradient
-  bool stepped;
-};
-
-// One clipped SGD step over all slots: one norm, then each group's update. `inv_scale` undoes a gradient scale.
-// `forced_skip` computes the norm only.
-StepResult sgd_step(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, double lam, double inv_scale,
-                    NonFinite policy, bool forced_skip, int threads);
+// The clipped SGD update of all slots, given the norm of their unscaled gradients. `inv_scale` undoes a gradient scale.
+void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, const Norm& norm, double lam,
+                double inv_scale, int threads);
 
 // m rows of d elements, each row in `segments` pieces of given lengths: pieces[row * segments + s].
 struct Rows {
@@ -61,15 +53,15 @@ struct Target {
 };
 
 struct AggregateResult {
-  std::vector<int64_t> rejected;
-  int64_t clipped = 0;
+  int64_t rejected = 0, clipped = 0;
   bool applied = false;
 };
 
 // target (-)= scale * reduce_i(c_i D_i), c_i = min(1, lam / ||D_i||), over rows that are finite.
 // weights may be null. With `strict`, a non-finite row leaves the target untouched.
+// Writes norms, coefs (0 where rejected) and the mask of rejected rows.
 AggregateResult aggregate(const Rows& rows, double lam, const double* weights, bool mean, bool strict,
                           const std::vector<Target>& targets, bool subtract, double scale, double* norms,
-                          double* coefs, int threads);
+                          double* coefs, bool* rejected, int threads);
 
 }  // namespace fatclip

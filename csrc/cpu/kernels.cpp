@@ -19,8 +19,13 @@ inline void sweep(int64_t n, int width, Body body, Pad pad) {
   if (i < n) pad(i, static_cast<int>(n - i));
 }
 
-inline double fold(double* lanes) {
-  for (int half = kLanes / 2; half; half /= 2)
+// Sums the lanes by halves: 16 + 16, 8 + 8, ..., as vectors and then within one.
+inline double fold(Doubles* acc) {
+  for (int half = kLanes / kDoubles / 2; half; half /= 2)
+    for (int v = 0; v < half; ++v) acc[v] += acc[v + half];
+  double lanes[kDoubles];
+  memcpy(lanes, acc, sizeof lanes);
+  for (int half = kDoubles / 2; half; half /= 2)
     for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   return lanes[0];
 }
@@ -50,9 +55,7 @@ inline double sumsq_lanes(const S* x, int64_t n, double scale) {
         memcpy(padded, x + i, rest * sizeof(S));
         stripe(padded);
       });
-  double lanes[kLanes];
-  memcpy(lanes, acc, sizeof lanes);
-  return fold(lanes);
+  return fold(acc);
 }
 
 template <class S>

@@ -3,11 +3,12 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,121 +16,61 @@
 namespace fatclip {
 namespace {
 
-using Task = std::function<void(int, int)>;
-
-// How long an idle worker watches for the next task before it sleeps: long enough for the second pass of the same
-// call, short enough not to disturb whoever needs the core next.
-constexpr auto kWatch = std::chrono::microseconds(50);
-
-inline void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
-
 // Workers compute with the caller's rounding and denormal mode, so that the thread count never shows in the bits.
-unsigned float_mode() {
-#if defined(__x86_64__)
-  return _mm_getcsr();
-#else
-  return 0;
-#endif
-}
-void set_float_mode(unsigned mode) {
-#if defined(__x86_64__)
-  _mm_setcsr(mode);
-#else
-  (void)mode;
-#endif
-}
-
-class Pool {
+class FloatMode {
  public:
-  void run(int threads, const Task& task) {
-    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
-    if (!turn.owns_lock()) return task(0, 1);
-    const int parts = 1 + grow(threads - 1);
-    if (parts == 1) return task(0, 1);
-    pending_.store(parts - 1, std::memory_order_relaxed);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      task_ = &task;
-      parts_ = parts;
-      mode_ = float_mode();
-      epoch_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
-    task(0, parts);
-    for (int spins = 0; pending_.load(std::memory_order_acquire); ++spins) {
-      if (spins < 4096) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+#if defined(__x86_64__)
+  FloatMode() : mode_(_mm_getcsr()) {}
+  void run(const Task& task, int part, int parts) const {
+    const unsigned own = _mm_getcsr();
+    _mm_setcsr(mode_);
+    task.run(task.context, part, parts);
+    _mm_setcsr(own);
   }
 
  private:
-  int grow(int wanted) {
-    try {
-      while (workers_ < wanted) {
-        std::thread(&Pool::work, this, workers_ + 1, epoch_.load(std::memory_order_relaxed)).detach();
-        ++workers_;
-      }
-    } catch (const std::system_error&) {  // no more threads to be had: go on with those there are
-    }
-    return workers_ < wanted ? workers_ : wanted;
-  }
-
-  void work(int part, unsigned long seen) {
-    for (;;) {
-      const auto limit = std::chrono::steady_clock::now() + kWatch;
-      while (epoch_.load(std::memory_order_acquire) == seen && std::chrono::steady_clock::now() < limit) relax();
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [&] { return epoch_.load(std::memory_order_relaxed) != seen; });
-      seen = epoch_.load(std::memory_order_relaxed);
-      const Task* task = task_;
-      const int parts = parts_;
-      const unsigned mode = mode_;
-      lock.unlock();
-      if (part >= parts) continue;
-      set_float_mode(mode);
-      (*task)(part, parts);
-      pending_.fetch_sub(1, std::memory_order_release);
-    }
-  }
-
-  std::mutex turn_;   // held by the caller whose task runs
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable wake_;
-  const Task* task_ = nullptr;
-  int parts_ = 0, workers_ = 0;
-  unsigned mode_ = 0;
-  std::atomic<unsigned long> epoch_{0};
-  std::atomic<int> pending_{0};
+  unsigned mode_;
+#else
+  void run(const Task& task, int part, int parts) const { task.run(task.context, part, parts); }
+#endif
 };
 
-// Never destroyed: its threads may outlive the module's static objects. A forked child has none of the parent's
-// threads and may have inherited held locks, so it starts with a new pool.
-std::atomic<Pool*> pool{nullptr};
-
-Pool& the_pool() {
-  static const bool once = [] {
-    pool = new Pool;
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
-    return true;
-  }();
-  (void)once;
-  return *pool;
+// Part 0 runs here; where no thread is to be had, so do the others.
+void run_on_new_threads(int parts, const Task& task) {
+  const FloatMode mode;
+  std::vector<std::thread> others;
+  int part = 1;
+  try {
+    others.reserve(parts - 1);
+    for (; part < parts; ++part) others.emplace_back([&mode, &task, part, parts] { mode.run(task, part, parts); });
+  } catch (const std::system_error&) {
+  }
+  for (int rest = part; rest < parts; ++rest) mode.run(task, rest, parts);
+  mode.run(task, 0, parts);
+  for (std::thread& t : others) t.join();
 }
+
+#if defined(_OPENMP)
+std::atomic<bool> forked{false};
+
+bool openmp_works() {
+  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  return watching == 0 && !forked;
+}
+#endif
 
 }  // namespace
 
-void parallel(int threads, const Task& task) {
-  if (threads <= 1) return task(0, 1);
-  the_pool().run(threads, task);
+void run_parallel(int threads, const Task& task) {
+#if defined(_OPENMP)
+  if (openmp_works()) {
+    const FloatMode mode;
+#pragma omp parallel num_threads(threads)
+    mode.run(task, omp_get_thread_num(), omp_get_num_threads());
+    return;
+  }
+#endif
+  run_on_new_threads(threads, task);
 }
 
 }  // namespace fatclip

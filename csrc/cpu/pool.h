@@ -1,13 +1,26 @@
-// A small thread pool. Why not OpenMP: its workers hang in a forked child, spin for long when idle, and cannot be
-// checked by ThreadSanitizer.
+// Threads for the algorithms.
+//
+// OpenMP, where the build has it: PyTorch's workers come from the same runtime (one libgomp per process) and are awake
+// after a backward pass, so a step finds them ready; a pool of our own would fight them for the cores. In a forked
+// child, where that runtime would hang, and in builds without OpenMP (ThreadSanitizer cannot see into it), threads are
+// started for each call.
 #pragma once
-#include <functional>
 
 namespace fatclip {
 
-// Runs task(part, parts) for every part, on up to `threads` threads, and returns when all are done.
-// Where the pool is busy (another Python thread) or cannot grow, the caller runs every part itself.
-// Tasks must not throw, and their results must not depend on `parts`.
-void parallel(int threads, const std::function<void(int part, int parts)>& task);
+// A task by address: run(context, part, parts).
+struct Task {
+  void (*run)(const void* context, int part, int parts);
+  const void* context;
+};
+void run_parallel(int threads, const Task& task);
+
+// Runs body(part, parts) for every part, on up to `threads` threads, and returns when all are done.
+// Bodies must not throw, and their results must not depend on `parts`.
+template <class Body>
+void parallel(int threads, const Body& body) {
+  if (threads <= 1) return body(0, 1);
+  run_parallel(threads, {[](const void* b, int part, int parts) { (*static_cast<const Body*>(b))(part, parts); }, &body});
+}
 
 }  // namespace fatclip

@@ -99,6 +99,18 @@ inline Doubles fma(Doubles a, Doubles b, Doubles c) {
 }
 #endif
 
+// ---- float <-> double, as many as Doubles has (the compiler's own conversion takes five times the instructions)
+#if defined(__AVX512F__)
+inline Doubles widen(FloatsD f) { return (Doubles)_mm512_cvtps_pd((__m256)f); }
+inline FloatsD narrow(Doubles d) { return (FloatsD)_mm512_cvtpd_ps((__m512d)d); }
+#elif defined(__AVX2__)
+inline Doubles widen(FloatsD f) { return (Doubles)_mm256_cvtps_pd((__m128)f); }
+inline FloatsD narrow(Doubles d) { return (FloatsD)_mm256_cvtpd_ps((__m256d)d); }
+#else
+inline Doubles widen(FloatsD f) { return __builtin_convertvector(f, Doubles); }
+inline FloatsD narrow(Doubles d) { return __builtin_convertvector(d, FloatsD); }
+#endif
+
 // ---- 16-bit formats; conversion to float is exact, to 16 bits rounds to nearest even
 template <class W, class F, class H>
 inline F widen_bf16(H h) {
@@ -170,8 +182,8 @@ struct Io<float> {
   using V = Floats;
   static V get(const float* p) { return load<V>(p); }
   static void set(float* p, V v) { put(p, v); }
-  static Doubles wide(const float* p) { return __builtin_convertvector(load<FloatsD>(p), Doubles); }
-  static void narrow(float* p, Doubles v) { put(p, __builtin_convertvector(v, FloatsD)); }
+  static Doubles wide(const float* p) { return widen(load<FloatsD>(p)); }
+  static void narrow(float* p, Doubles v) { put(p, fatclip::narrow(v)); }
 };
 template <>
 struct Io<double> {
@@ -187,10 +199,10 @@ struct Io<BFloat16> {
   static V get(const BFloat16* p) { return widen_bf16<Words, Floats>(load<Halves>(p)); }
   static void set(BFloat16* p, V v) { put(p, narrow_bf16<Halves, Words>(v)); }
   static Doubles wide(const BFloat16* p) {
-    return __builtin_convertvector((widen_bf16<WordsD, FloatsD>(load<HalvesD>(p))), Doubles);
+    return widen(widen_bf16<WordsD, FloatsD>(load<HalvesD>(p)));
   }
   static void narrow(BFloat16* p, Doubles v) {
-    put(p, narrow_bf16<HalvesD, WordsD>(__builtin_convertvector(v, FloatsD)));
+    put(p, narrow_bf16<HalvesD, WordsD>(fatclip::narrow(v)));
   }
 };
 template <>
@@ -198,8 +210,8 @@ struct Io<Float16> {
   using V = Floats;
   static V get(const Float16* p) { return widen_f16(load<Halves>(p)); }
   static void set(Float16* p, V v) { put(p, narrow_f16(v)); }
-  static Doubles wide(const Float16* p) { return __builtin_convertvector(widen_f16(load<HalvesD>(p)), Doubles); }
-  static void narrow(Float16* p, Doubles v) { put(p, narrow_f16(__builtin_convertvector(v, FloatsD))); }
+  static Doubles wide(const Float16* p) { return widen(widen_f16(load<HalvesD>(p))); }
+  static void narrow(Float16* p, Doubles v) { put(p, narrow_f16(fatclip::narrow(v))); }
 };
 
 }  // namespace

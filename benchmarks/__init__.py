@@ -1,0 +1,1 @@
+"""Comparisons with torch's own ways; `python -m benchmarks kernels`."""

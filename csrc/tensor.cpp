@@ -1,0 +1,154 @@
+#include "tensor.h"
+
+#include <algorithm>
+
+namespace py = pybind11;
+
+namespace fatclip {
+namespace {
+
+// The parts of dlpack.h (1.3) that are used here.
+struct DLTensor {
+  void* data;
+  int32_t device_type, device_id, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+};
+struct DLPackExchangeAPI {
+  uint32_t major, minor;
+  void *prev_api, *managed_tensor_allocator, *managed_tensor_from_py_object, *managed_tensor_to_py_object;
+  int (*dltensor_from_py_object)(void* object, DLTensor* out);
+  void* current_work_stream;
+};
+constexpr int kCpu = 1, kFloatCode = 2, kBfloatCode = 4;
+
+PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
+const DLPackExchangeAPI* exchange = nullptr;
+PyObject *is_neg, *data_ptr, *dtype_name, *is_cpu, *layout, *shape_name, *stride_name, *strided;
+py::dict* dtype_codes = nullptr;  // torch.dtype -> DType, for older versions of torch
+
+bool flag(PyObject* result) {
+  const bool yes = result == Py_True;
+  Py_XDECREF(result);
+  if (!result) PyErr_Clear();
+  return yes;
+}
+
+// A method call without arguments, or null with the error cleared.
+py::object call(py::handle object, PyObject* name) {
+  PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), name);
+  if (!result) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+bool read_by_exchange(py::handle object, View* view) {
+  DLTensor t;
+  if (exchange->dltensor_from_py_object(object.ptr(), &t) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  if (t.device_type != kCpu || t.ndim > View::kMaxDims || t.lanes != 1) return false;
+  if (t.code == kFloatCode && t.bits == 32) {
+    view->dtype = kFloat32;
+  } else if (t.code == kFloatCode && t.bits == 64) {
+    view->dtype = kFloat64;
+  } else if (t.code == kBfloatCode && t.bits == 16) {
+    view->dtype = kBFloat16;
+  } else if (t.code == kFloatCode && t.bits == 16) {
+    view->dtype = kFloat16;
+  } else {
+    return false;
+  }
+  view->data = static_cast<char*>(t.data) + t.byte_offset;
+  view->dims = t.ndim;
+  std::copy_n(t.shape, t.ndim, view->shape);
+  std::copy_n(t.strides, t.ndim, view->strides);
+  return true;
+}
+
+bool read_by_methods(py::handle object, View* view) {
+  if (object.attr(layout).ptr() != strided || !object.attr(is_cpu).cast<bool>()) return false;
+  const py::object dtype = object.attr(dtype_name);
+  if (!dtype_codes->contains(dtype)) return false;
+  const py::tuple shape = object.attr(shape_name), strides = call(object, stride_name);
+  const py::object address = call(object, data_ptr);
+  if (!strides || !address || shape.size() > View::kMaxDims) return false;
+  view->dtype = static_cast<DType>((*dtype_codes)[dtype].cast<int>());
+  view->data = reinterpret_cast<void*>(address.cast<uintptr_t>());
+  view->dims = static_cast<int>(shape.size());
+  for (int i = 0; i < view->dims; ++i) {
+    view->shape[i] = shape[i].cast<int64_t>();
+    view->strides[i] = strides[i].cast<int64_t>();
+  }
+  return true;
+}
+
+}  // namespace
+
+bool View::dense() const {
+  if (row_major()) return true;
+  int order[kMaxDims], count = 0;
+  for (int i = 0; i < dims; ++i)
+    if (shape[i] != 1) order[count++] = i;
+  std::sort(order, order + count, [&](int a, int b) { return strides[a] < strides[b]; });
+  int64_t expected = 1;
+  for (int i = 0; i < count; ++i) {
+    if (strides[order[i]] != expected) return n == 0;
+    expected *= shape[order[i]];
+  }
+  return true;
+}
+
+bool View::row_major() const {
+  int64_t expected = 1;
+  for (int i = dims - 1; i >= 0; expected *= shape[i--])
+    if (shape[i] != 1 && strides[i] != expected) return n == 0;
+  return true;
+}
+
+bool View::laid_out_as(const View& other) const {
+  if (dims != other.dims) return false;
+  for (int i = 0; i < dims; ++i)
+    if (shape[i] != other.shape[i] || (strides[i] != other.strides[i] && shape[i] != 1 && n != 0)) return false;
+  return true;
+}
+
+void register_types(py::handle tensor, py::handle parameter) {
+  tensor_type = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
+  parameter_type = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
+  is_neg = PyUnicode_InternFromString("is_neg");
+  data_ptr = PyUnicode_InternFromString("data_ptr");
+  dtype_name = PyUnicode_InternFromString("dtype");
+  is_cpu = PyUnicode_InternFromString("is_cpu");
+  layout = PyUnicode_InternFromString("layout");
+  shape_name = PyUnicode_InternFromString("shape");
+  stride_name = PyUnicode_InternFromString("stride");
+  const py::module_ torch = py::module_::import("torch");
+  strided = py::object(torch.attr("strided")).release().ptr();
+  dtype_codes = new py::dict;
+  const char* const names[kDTypes] = {"float32", "float64", "bfloat16", "float16"};
+  for (int i = 0; i < kDTypes; ++i) (*dtype_codes)[torch.attr(names[i])] = i;
+  if (!py::hasattr(tensor, "__dlpack_c_exchange_api__")) return;
+  const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
+  const auto* table =
+      static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (!table) PyErr_Clear();
+  if (table && table->major == 1 && table->dltensor_from_py_object) exchange = table;
+}
+
+bool read(py::handle object, View* view) {
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  if (type != tensor_type && type != parameter_type) return false;
+  if (!(exchange ? read_by_exchange(object, view) : read_by_methods(object, view))) return false;
+  view->n = 1;
+  for (int i = 0; i < view->dims; ++i) view->n *= view->shape[i];
+  // A lazily negated tensor is the imaginary part of a conjugated complex one: its memory is not its value, and its
+  // strides are even. Only then is it worth the call to ask.
+  for (int i = 0; i < view->dims; ++i)
+    if (view->strides[i] & 1) return true;
+  return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
+}
+
+}  // namespace fatclip

@@ -1,0 +1,32 @@
+// Reads a torch.Tensor without PyTorch's headers: through the DLPack exchange table that the type publishes
+// (array API standard, __dlpack_c_exchange_api__; about 20 ns), or by its Python methods where torch is older.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include "cpu/algorithms.h"
+
+namespace fatclip {
+
+struct View {
+  static constexpr int kMaxDims = 12;
+  void* data = nullptr;
+  int64_t n = 0;  // elements
+  DType dtype = kFloat32;
+  int dims = 0;
+  int64_t shape[kMaxDims], strides[kMaxDims];
+
+  // Whether the elements fill one block of memory, in whatever order of dimensions.
+  bool dense() const;
+  // Whether they do so in row-major order.
+  bool row_major() const;
+  // Whether the same address arithmetic reaches the same index of both.
+  bool laid_out_as(const View& other) const;
+};
+
+// Names the exact types that may be read: torch.Tensor and torch.nn.Parameter. Subclasses may have no memory.
+void register_types(pybind11::handle tensor, pybind11::handle parameter);
+
+// False, and no exception, where `object` is not a plain dense CPU tensor of a dtype the kernels know.
+bool read(pybind11::handle object, View* view);
+
+}  // namespace fatclip
