@@ -247,7 +247,7 @@ py::object py_aggregate(Args a) {
   AggregateResult r;
   {
     MaybeReleaseGil gil(rows.m * rows.d);
-    r = aggregate(rows, lam, w, mean, strict, outs, subtract, scale, norms, norms + m, rejected, threads);
+    r = aggregate(rows, {lam, w, mean, strict, subtract, scale, outs, norms, norms + m, rejected}, threads);
   }
   py::tuple bad(r.rejected);
   for (size_t i = 0, k = 0; r.rejected && i < m; ++i)

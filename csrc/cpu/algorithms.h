@@ -52,16 +52,25 @@ struct Target {
   DType dtype;
 };
 
+struct AggregateArgs {
+  double lam;
+  const double* weights;  // one per row, or null
+  bool mean;              // divide by the weight of the accepted rows
+  bool strict;            // a non-finite row leaves the target untouched
+  bool subtract;          // target -= instead of target =
+  double scale;
+  const std::vector<Target>& targets;
+  // one entry per row: ||D_i||, min(1, lam / ||D_i||) or 0 where rejected, whether it was not finite
+  double *norms, *coefs;
+  bool* rejected;
+};
+
 struct AggregateResult {
   int64_t rejected = 0, clipped = 0;
   bool applied = false;
 };
 
-// target (-)= scale * reduce_i(c_i D_i), c_i = min(1, lam / ||D_i||), over rows that are finite.
-// weights may be null. With `strict`, a non-finite row leaves the target untouched.
-// Writes norms, coefs (0 where rejected) and the mask of rejected rows.
-AggregateResult aggregate(const Rows& rows, double lam, const double* weights, bool mean, bool strict,
-                          const std::vector<Target>& targets, bool subtract, double scale, double* norms,
-                          double* coefs, bool* rejected, int threads);
+// target (-)= scale * reduce_i(c_i D_i), c_i = min(1, lam / ||D_i||), over the rows that are finite.
+AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threads);
 
 }  // namespace fatclip

@@ -30,13 +30,14 @@ inline double fold(Doubles* acc) {
   return lanes[0];
 }
 
-// The square of a float has at most 48 bits and is exact in double, so with or without fma the sum has the same bits.
-template <class S, bool kScaled>
-inline double sumsq_lanes(const S* x, int64_t n, double scale) {
-  constexpr int kVectors = kLanes / kDoubles;
-  Doubles acc[kVectors] = {};
-  auto stripe = [&](const S* p) {
-    for (int v = 0; v < kVectors; ++v) {
+// The sums of one stream. The square of a float has at most 48 bits and is exact in double, so with or without fma the
+// sum has the same bits.
+struct Sums {
+  Doubles acc[kLanes / kDoubles];
+
+  template <bool kScaled, class S>
+  inline void add(const S* p, double scale) {
+    for (int v = 0; v < kLanes / kDoubles; ++v) {
       Doubles d = Io<S>::wide(p + v * kDoubles);
       if (kScaled) d *= scale;
 #if defined(__AVX2__)
@@ -47,21 +48,43 @@ inline double sumsq_lanes(const S* x, int64_t n, double scale) {
 #endif
       acc[v] += d * d;
     }
-  };
+  }
+  template <bool kScaled, class S>
+  inline void add_rest(const S* p, int rest, double scale) {
+    S padded[kLanes] = {};
+    memcpy(padded, p, rest * sizeof(S));
+    add<kScaled>(padded, scale);
+  }
+};
+
+template <class S, bool kScaled>
+inline double sumsq_block(const S* x, int64_t n, double scale) {
+  Sums sums = {};
   sweep(
-      n, kLanes, [&](int64_t i) { stripe(x + i); },
-      [&](int64_t i, int rest) {
-        S padded[kLanes] = {};
-        memcpy(padded, x + i, rest * sizeof(S));
-        stripe(padded);
-      });
-  return fold(acc);
+      n, kLanes, [&](int64_t i) { sums.add<kScaled>(x + i, scale); },
+      [&](int64_t i, int rest) { sums.add_rest<kScaled>(x + i, rest, scale); });
+  return fold(sums.acc);
 }
 
 template <class S>
 double sumsq(const void* x, int64_t n, double scale) {
   const S* p = static_cast<const S*>(x);
-  return scale == 1 ? sumsq_lanes<S, false>(p, n, 1) : sumsq_lanes<S, true>(p, n, scale);
+  return scale == 1 ? sumsq_block<S, false>(p, n, 1) : sumsq_block<S, true>(p, n, scale);
+}
+
+template <class S>
+void sumsq_streams(const void* const* x, int count, int64_t n, double* out) {
+  Sums sums[kStreams] = {};
+  const S* const* p = reinterpret_cast<const S* const*>(x);
+  sweep(
+      n, kLanes,
+      [&](int64_t i) {
+        for (int s = 0; s < count; ++s) sums[s].add<false>(p[s] + i, 1);
+      },
+      [&](int64_t i, int rest) {
+        for (int s = 0; s < count; ++s) sums[s].add_rest<false>(p[s] + i, rest, 1);
+      });
+  for (int s = 0; s < count; ++s) out[s] = fold(sums[s].acc);
 }
 
 template <class S>
@@ -102,11 +125,28 @@ void scale(void* x, int64_t n, RowFactor c) {
       });
 }
 
-template <class S, bool kDecay, Momentum kMomentum>
-void sgd_block(S* x, const S* g, S* buffer, int64_t n, const SgdArgs<typename Io<S>::V>& args) {
+// kCount = 0 stands for a number known only at run time.
+template <class S, bool kDecay, Momentum kMomentum, int kCount>
+inline void sgd_streams(const SgdStream* streams, int streams_count, int64_t n,
+                        const SgdArgs<typename Io<S>::V>& common) {
   using V = typename Io<S>::V;
-  constexpr int kWidth = sizeof(S) < 8 ? kFloats : kDoubles;
-  auto body = [&](S* xs, const S* gs, S* bs) {
+  constexpr int kWidth = sizeof(S) < 8 ? kFloats : kDoubles, kMost = kCount ? kCount : kStreams;
+  const int count = kCount ? kCount : streams_count;
+  // local copies: a store to a parameter cannot change them, so they stay in registers
+  S *x[kMost], *buffer[kMost];
+  const S* g[kMost];
+  V first[kMost], second[kMost];
+  for (int s = 0; s < count; ++s) {
+    x[s] = static_cast<S*>(streams[s].x);
+    g[s] = static_cast<const S*>(streams[s].g);
+    buffer[s] = static_cast<S*>(streams[s].buffer);
+    first[s] = splat((V*)nullptr, streams[s].c.first);
+    second[s] = common.second * splat((V*)nullptr, streams[s].c.second);
+  }
+  SgdArgs<V> args = common;
+  auto body = [&](int s, S* xs, const S* gs, S* bs) {
+    args.first = first[s];
+    args.second = second[s];
     V xv = Io<S>::get(xs), bv = {};
     if (kMomentum == kRunning) bv = Io<S>::get(bs);
     sgd_element<kDecay, kMomentum>(xv, Io<S>::get(gs), bv, args, [](V a, V b, V c) { return fma(a, b, c); });
@@ -114,80 +154,86 @@ void sgd_block(S* x, const S* g, S* buffer, int64_t n, const SgdArgs<typename Io
     Io<S>::set(xs, xv);
   };
   sweep(
-      n, kWidth, [&](int64_t i) { body(x + i, g + i, buffer + i); },
-      [&](int64_t i, int rest) {
-        S xs[kWidth] = {}, gs[kWidth] = {}, bs[kWidth] = {};
-        memcpy(xs, x + i, rest * sizeof(S));
-        memcpy(gs, g + i, rest * sizeof(S));
-        if (kMomentum == kRunning) memcpy(bs, buffer + i, rest * sizeof(S));
-        body(xs, gs, bs);
-        if (kMomentum != kNone) memcpy(buffer + i, bs, rest * sizeof(S));
-        memcpy(x + i, xs, rest * sizeof(S));
-      });
-}
-
-template <class S>
-void sgd(void* x, const void* g, void* buffer, int64_t n, Momentum mode, const SgdHyper& h, RowFactor c) {
-  using V = typename Io<S>::V;
-  auto value = [](double t) { return splat((V*)nullptr, t); };
-  const SgdArgs<V> args = {value(c.first),      value(h.maximize ? -c.second : c.second),
-                           value(-h.lr),        value(h.momentum),
-                           value(1 - h.dampening), value(h.weight_decay),
-                           h.nesterov};
-  auto run = [&](auto block) {
-    block(static_cast<S*>(x), static_cast<const S*>(g), static_cast<S*>(buffer), n, args);
-  };
-  const bool decay = h.weight_decay != 0;
-  switch (mode) {
-    case kNone: return decay ? run(sgd_block<S, true, kNone>) : run(sgd_block<S, false, kNone>);
-    case kFresh: return decay ? run(sgd_block<S, true, kFresh>) : run(sgd_block<S, false, kFresh>);
-    case kRunning: return decay ? run(sgd_block<S, true, kRunning>) : run(sgd_block<S, false, kRunning>);
-  }
-}
-
-// c * x in double: one product, or two where the coefficient could be subnormal.
-template <class S>
-inline Doubles weighed(const S* p, Doubles first, Doubles second) {
-  const Doubles d = Io<S>::wide(p);
-  return sizeof(S) < 8 ? d * second : d * first * second;
-}
-
-// kRows rows at a time: each element of acc is loaded and stored once per kRows rows, the order of additions is
-// that of the rows all the same.
-template <class S, int kRows>
-inline void accumulate_rows(double* acc, const void* const* rows, const RowFactor* c, int64_t n, bool first) {
-  const S* p[kRows];
-  Doubles a[kRows], b[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    p[r] = static_cast<const S*>(rows[r]);
-    a[r] = splat((Doubles*)nullptr, c[r].first);
-    b[r] = splat((Doubles*)nullptr, c[r].second);
-  }
-  sweep(
-      n, kDoubles,
+      n, 2 * kWidth,
       [&](int64_t i) {
-        Doubles s = {};
-        if (!first) s = load<Doubles>(acc + i);
-        for (int r = 0; r < kRows; ++r) s += weighed(p[r] + i, a[r], b[r]);
-        put(acc + i, s);
+        for (int s = 0; s < count; ++s)
+          for (int64_t j = i; j < i + 2 * kWidth; j += kWidth) body(s, x[s] + j, g[s] + j, buffer[s] + j);
       },
       [&](int64_t i, int rest) {
-        Doubles s = {};
-        if (!first) memcpy(&s, acc + i, rest * sizeof(double));
-        for (int r = 0; r < kRows; ++r) {
-          S padded[kDoubles] = {};
-          memcpy(padded, p[r] + i, rest * sizeof(S));
-          s += weighed(padded, a[r], b[r]);
-        }
-        memcpy(acc + i, &s, rest * sizeof(double));
+        for (int s = 0; s < count; ++s)
+          for (int64_t j = i; j < i + rest; j += kWidth) {
+            const size_t bytes = (i + rest - j < kWidth ? i + rest - j : kWidth) * sizeof(S);
+            S xs[kWidth] = {}, gs[kWidth] = {}, bs[kWidth] = {};
+            memcpy(xs, x[s] + j, bytes);
+            memcpy(gs, g[s] + j, bytes);
+            if (kMomentum == kRunning) memcpy(bs, buffer[s] + j, bytes);
+            body(s, xs, gs, bs);
+            if (kMomentum != kNone) memcpy(buffer[s] + j, bs, bytes);
+            memcpy(x[s] + j, xs, bytes);
+          }
       });
 }
 
+template <class S, bool kDecay, Momentum kMomentum>
+void sgd_counted(const SgdStream* streams, int count, int64_t n, const SgdArgs<typename Io<S>::V>& args) {
+  count == 1 ? sgd_streams<S, kDecay, kMomentum, 1>(streams, count, n, args)
+             : sgd_streams<S, kDecay, kMomentum, 0>(streams, count, n, args);
+}
+
+template <class S>
+void sgd(const SgdStream* streams, int count, int64_t n, Momentum mode, const SgdHyper& h) {
+  using V = typename Io<S>::V;
+  auto value = [](double t) { return splat((V*)nullptr, t); };
+  const SgdArgs<V> args = {value(1),          value(h.maximize ? -1 : 1), value(-h.lr),
+                           value(h.momentum), value(1 - h.dampening),     value(h.weight_decay),
+                           h.nesterov};
+  auto run = [&](auto kernel) { kernel(streams, count, n, args); };
+  const bool decay = h.weight_decay != 0;
+  switch (mode) {
+    case kNone: return decay ? run(sgd_counted<S, true, kNone>) : run(sgd_counted<S, false, kNone>);
+    case kFresh: return decay ? run(sgd_counted<S, true, kFresh>) : run(sgd_counted<S, false, kFresh>);
+    case kRunning: return decay ? run(sgd_counted<S, true, kRunning>) : run(sgd_counted<S, false, kRunning>);
+  }
+}
+
+// sum + c * x in double. For 16- and 32-bit data c has 29 bits (see row_weight), so the product is exact and fma gives
+// the same bits as multiply and add; for float64 c comes in two factors, because it could be subnormal.
+template <class S>
+inline Doubles weigh(Doubles sum, const S* p, const RowFactor& c) {
+  const Doubles d = Io<S>::wide(p);
+  if (sizeof(S) == 8) return sum + d * c.first * c.second;
+#if defined(__AVX2__)
+  return fma(d, splat((Doubles*)nullptr, c.second), sum);
+#else
+  return sum + d * c.second;
+#endif
+}
+
+// Eight vectors of columns stay in registers while all rows pass by.
 template <class S>
 void accumulate(double* acc, const void* const* rows, const RowFactor* c, int64_t count, int64_t n, bool first) {
-  int64_t r = 0;
-  for (; r + 4 <= count; r += 4, first = false) accumulate_rows<S, 4>(acc, rows + r, c + r, n, first);
-  for (; r < count; ++r, first = false) accumulate_rows<S, 1>(acc, rows + r, c + r, n, first);
+  constexpr int kVectors = 8;
+  const S* const* p = reinterpret_cast<const S* const*>(rows);
+  sweep(
+      n, kVectors * kDoubles,
+      [&](int64_t i) {
+        Doubles s[kVectors] = {};
+        if (!first) memcpy(s, acc + i, sizeof s);
+        for (int64_t r = 0; r < count; ++r)
+          for (int v = 0; v < kVectors; ++v) s[v] = weigh(s[v], p[r] + i + v * kDoubles, c[r]);
+        memcpy(acc + i, s, sizeof s);
+      },
+      [&](int64_t i, int rest) {
+        double sums[kVectors * kDoubles] = {};
+        if (!first) memcpy(sums, acc + i, rest * sizeof(double));
+        for (int64_t r = 0; r < count; ++r) {
+          S padded[kVectors * kDoubles] = {};
+          memcpy(padded, p[r] + i, rest * sizeof(S));
+          for (int v = 0; v < kVectors; ++v)
+            put(sums + v * kDoubles, weigh(load<Doubles>(sums + v * kDoubles), padded + v * kDoubles, c[r]));
+        }
+        memcpy(acc + i, sums, rest * sizeof(double));
+      });
 }
 
 template <class S, bool kSubtract>
@@ -220,6 +266,7 @@ extern const Kernels FATCLIP_TABLE;
 const Kernels FATCLIP_TABLE = {
     FATCLIP_NAME(FATCLIP_TABLE) + sizeof("kernels_") - 1,
     FATCLIP_FOUR(sumsq),
+    FATCLIP_FOUR(sumsq_streams),
     FATCLIP_FOUR(absmax),
     FATCLIP_FOUR(scale),
     FATCLIP_FOUR(sgd),

@@ -35,18 +35,30 @@ class FloatMode {
 #endif
 };
 
-// Part 0 runs here; where no thread is to be had, so do the others.
-void run_on_new_threads(int parts, const Task& task) {
+inline void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// Part 0 runs here. The others hold until it is known how many threads there are: some may not be had.
+void run_on_new_threads(int wanted, const Task& task) {
   const FloatMode mode;
+  std::atomic<int> parts{0};
   std::vector<std::thread> others;
-  int part = 1;
   try {
-    others.reserve(parts - 1);
-    for (; part < parts; ++part) others.emplace_back([&mode, &task, part, parts] { mode.run(task, part, parts); });
+    others.reserve(wanted - 1);
+    for (int part = 1; part < wanted; ++part)
+      others.emplace_back([&mode, &task, &parts, part] {
+        int known = 0;
+        while (!(known = parts.load(std::memory_order_acquire))) std::this_thread::yield();
+        mode.run(task, part, known);
+      });
   } catch (const std::system_error&) {
   }
-  for (int rest = part; rest < parts; ++rest) mode.run(task, rest, parts);
-  mode.run(task, 0, parts);
+  const int known = 1 + static_cast<int>(others.size());
+  parts.store(known, std::memory_order_release);
+  mode.run(task, 0, known);
   for (std::thread& t : others) t.join();
 }
 
@@ -60,6 +72,22 @@ bool openmp_works() {
 #endif
 
 }  // namespace
+
+void Barrier::wait(int parts) {
+  const unsigned turn = turn_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) {
+    arrived_.store(0, std::memory_order_relaxed);
+    turn_.store(turn + 1, std::memory_order_release);
+    return;
+  }
+  for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) {
+    if (spins < 2000) {
+      relax();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
 
 void run_parallel(int threads, const Task& task) {
 #if defined(_OPENMP)

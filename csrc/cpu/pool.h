@@ -5,6 +5,7 @@
 // child, where that runtime would hang, and in builds without OpenMP (ThreadSanitizer cannot see into it), threads are
 // started for each call.
 #pragma once
+#include <atomic>
 
 namespace fatclip {
 
@@ -15,7 +16,17 @@ struct Task {
 };
 void run_parallel(int threads, const Task& task);
 
-// Runs body(part, parts) for every part, on up to `threads` threads, and returns when all are done.
+// Where the parts of one parallel call wait for each other; cheaper than a second call.
+class Barrier {
+ public:
+  void wait(int parts);
+
+ private:
+  std::atomic<int> arrived_{0};
+  std::atomic<unsigned> turn_{0};
+};
+
+// Runs body(part, parts) for every part at the same time, on up to `threads` threads, and returns when all are done.
 // Bodies must not throw, and their results must not depend on `parts`.
 template <class Body>
 void parallel(int threads, const Body& body) {

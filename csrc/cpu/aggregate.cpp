@@ -1,0 +1,152 @@
+// Clip and aggregate.
+//
+// Rows are taken in groups that fit in cache: the norms of a group read it from memory, the sum reads it again from
+// cache. Memory traffic is one read of the matrix. Each thread keeps to its own columns, so it finds them in its L2.
+#include "pool.h"
+#include "rows.h"
+
+namespace fatclip {
+namespace {
+
+// How many rows to take at a time: as many as the cores' L2 holds, and at least 12. Longer rows than that come from
+// L3 or partly from memory again, but fewer would have the running sum (8 bytes a column) travel too often.
+// The sum runs in row order whatever the answer, so it never shows in the bits.
+int64_t group_size(const Rows& rows, int threads) {
+  const int64_t bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
+  return std::min(rows.m, std::max<int64_t>(12, caches().l2 * threads / 2 / bytes));
+}
+
+// What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
+struct Workspace {
+  std::vector<Columns::Block> blocks;
+  std::vector<double> partials;    // (group, column blocks)
+  std::vector<double> acc;         // (d), the running sum over groups
+  std::vector<RowFactor> factors;  // of the rows in use
+  std::vector<int64_t> used;       // which rows those are: a rejected or weightless row is not even read
+  static Workspace& of_this_thread() {
+    thread_local Workspace w;
+    return w;
+  }
+  void give_back() {
+    constexpr size_t kKeep = size_t(4) << 20;  // 32 MiB
+    if (acc.size() > kKeep) std::vector<double>().swap(acc);
+    if (partials.size() > kKeep) std::vector<double>().swap(partials);
+  }
+};
+
+// Calls body(target, first element, count, column) for the pieces of the targets that hold columns [begin, end).
+template <class Body>
+void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end, Body body) {
+  int64_t base = 0;
+  for (const Target& target : targets) {
+    const int64_t lo = std::max(begin - base, int64_t(0)), hi = std::min(end - base, target.n);
+    if (lo < hi) body(target, lo, hi - lo, base + lo);
+    base += target.n;
+  }
+}
+
+// A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, 2^-30 of it away: its product
+// with a 24-bit number is then exact in double, whatever instructions compute it.
+RowFactor row_weight(const Norm& norm, double lam, double weight, DType dtype) {
+  if (dtype == kFloat64) {
+    return clips(norm, lam) ? split<double>(lam / norm.mantissa * weight, -norm.exponent) : RowFactor{1, weight};
+  }
+  int exponent = 0;
+  const double mantissa = std::frexp(coefficient(norm, lam) * weight, &exponent);
+  return {1, std::ldexp(std::nearbyint(std::ldexp(mantissa, 29)), exponent - 29)};
+}
+
+struct Aggregation {
+  const Rows& rows;
+  const Columns& columns;
+  const AggregateArgs& args;
+  Workspace& w;
+  AggregateResult result;
+  double mass = 0;
+
+  // Sums of squares of this part's blocks of a group, by columns where there are enough of them, else by rows.
+  void read(int64_t first, int64_t count, int part, int parts) {
+    thread_local std::vector<ReadItem> items;
+    items.clear();
+    const int64_t blocks = columns.count();
+    const bool by_columns = blocks >= 2 * parts;
+    const Range r = by_columns ? Range{0, count} : share(count, part, parts);
+    const Range c = by_columns ? share(blocks, part, parts) : Range{0, blocks};
+    for (int64_t i = r.begin; i < r.end; ++i)
+      add_reads(rows, first + i, columns, c, w.partials.data() + i * blocks, &items);
+    // one stream per row, so that the last columns of all of them are the last read
+    const bool by_rows = by_columns && count >= 4 && count <= kStreams;
+    sum_squares(items, by_rows ? static_cast<int>(count) : streams_for(rows.m * rows.d * kSize[rows.dtype]));
+  }
+
+  // Norms and factors of a group, by one thread.
+  void weigh(int64_t first, int64_t count) {
+    w.used.clear();
+    w.factors.clear();
+    for (int64_t i = first; i < first + count; ++i) {
+      const Norm norm = row_norm(rows, i, w.partials.data() + (i - first) * columns.count(), columns.count());
+      const bool bad = !norm.finite(), clipped = clips(norm, args.lam);
+      const double weight = args.weights ? args.weights[i] : 1;
+      args.norms[i] = norm.value();
+      args.rejected[i] = bad;
+      args.coefs[i] = bad ? 0 : coefficient(norm, args.lam);
+      result.rejected += bad;
+      if (bad) continue;
+      result.clipped += clipped;
+      mass += weight;
+      if (weight == 0) continue;
+      w.used.push_back(i);
+      w.factors.push_back(row_weight(norm, args.lam, weight, rows.dtype));
+    }
+    result.applied = mass > 0 && !(args.strict && result.rejected);
+  }
+
+  // acc (+)= this part's columns of the group, each row times its factor; then the target, after the last group.
+  void sum(bool is_first, bool is_last, int part, int parts) {
+    const Kernels& k = kernels();
+    thread_local std::vector<const void*> pieces;
+    pieces.resize(w.used.size());
+    double tile[kBlock];  // a single group needs no running sum
+    const double total = result.applied ? args.scale / (args.mean ? mass : 1) : 0;
+    const Range c = share(columns.count(), part, parts);
+    for (int64_t b = c.end; b-- > c.begin;) {  // backwards: these columns were read last
+      const Columns::Block& block = columns[b];
+      for (size_t i = 0; i < w.used.size(); ++i) pieces[i] = at(rows, w.used[i], block);
+      double* acc = is_first && is_last ? tile : w.acc.data() + block.column;
+      k.accumulate[rows.dtype](acc, pieces.data(), w.factors.data(), pieces.size(), block.n, is_first);
+      if (!is_last || (args.subtract && !result.applied)) continue;
+      each_target(args.targets, block.column, block.column + block.n,
+                  [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
+                    const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
+                    finish(advance(t.data, offset, t.dtype), acc + (column - block.column), n, total);
+                  });
+    }
+  }
+};
+
+}  // namespace
+
+AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threads) {
+  Workspace& w = Workspace::of_this_thread();
+  const Columns columns(rows, w.blocks);
+  const int used_threads = useful_threads(rows.m * rows.d, threads);
+  const int64_t group = group_size(rows, used_threads);
+  w.partials.resize(std::max<size_t>(w.partials.size(), group * columns.count()));
+  if (group < rows.m) w.acc.resize(std::max<size_t>(w.acc.size(), rows.d));
+  Aggregation a{rows, columns, args, w, {}};
+  Barrier barrier;
+  parallel(used_threads, [&](int part, int parts) {
+    for (int64_t first = 0; first < rows.m; first += group) {
+      const int64_t count = std::min(group, rows.m - first);
+      a.read(first, count, part, parts);
+      if (parts > 1) barrier.wait(parts);
+      if (part == 0) a.weigh(first, count);
+      if (parts > 1) barrier.wait(parts);
+      a.sum(first == 0, first + count == rows.m, part, parts);
+    }
+  });
+  w.give_back();
+  return a.result;
+}
+
+}  // namespace fatclip

@@ -1,0 +1,104 @@
+#include "blocks.h"
+
+#include <unistd.h>
+
+namespace fatclip {
+namespace {
+
+// sums of squares outside this range may have lost digits to overflow or underflow (float64 input only)
+constexpr double kTiny = 0x1p-900, kHuge = 0x1p1000;
+
+// Cuts the items into runs and calls take(items, count) with the next item of every run, until all are done.
+template <class Item, class Take>
+void in_streams(const std::vector<Item>& items, int streams, bool backwards, Take take) {
+  const int64_t count = static_cast<int64_t>(items.size());
+  const int64_t runs = std::min<int64_t>(std::min(streams, kStreams), count);
+  const int64_t length = runs ? (count + runs - 1) / runs : 0;
+  for (int64_t k = 0; k < length; ++k) {
+    const int64_t offset = backwards ? length - 1 - k : k;
+    const Item* side_by_side[kStreams];
+    int present = 0;
+    for (int64_t r = 0; r < runs; ++r)
+      if (r * length + offset < count) side_by_side[present++] = &items[r * length + offset];
+    take(side_by_side, present);
+  }
+}
+
+bool alike(const ReadItem& a, const ReadItem& b) { return a.n == b.n && a.dtype == b.dtype; }
+bool alike(const SgdItem& a, const SgdItem& b) {
+  return a.n == b.n && a.dtype == b.dtype && a.mode == b.mode && a.hyper == b.hyper;
+}
+
+// Calls body(items, count) for runs of alike neighbours among the side-by-side items.
+template <class Item, class Body>
+void each_alike(const Item* const* items, int count, Body body) {
+  for (int begin = 0, end; begin < count; begin = end) {
+    end = begin + 1;
+    while (end < count && alike(*items[begin], *items[end])) ++end;
+    body(items + begin, end - begin);
+  }
+}
+
+}  // namespace
+
+const Caches& caches() {
+  static const Caches sizes = [] {
+    const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return Caches{l2 > 0 ? l2 : 1 << 20, l3 > 0 ? l3 : 8 << 20};
+  }();
+  return sizes;
+}
+
+void sum_squares(const std::vector<ReadItem>& items, int streams) {
+  const Kernels& k = kernels();
+  in_streams(items, streams, false, [&](const ReadItem* const* side, int present) {
+    each_alike(side, present, [&](const ReadItem* const* same, int count) {
+      const ReadItem& first = *same[0];
+      if (count == 1) {
+        *first.out = k.sumsq[first.dtype](first.data, first.n, 1);
+        return;
+      }
+      const void* data[kStreams];
+      double sums[kStreams];
+      for (int s = 0; s < count; ++s) data[s] = same[s]->data;
+      k.sumsq_streams[first.dtype](data, count, first.n, sums);
+      for (int s = 0; s < count; ++s) *same[s]->out = sums[s];
+    });
+  });
+}
+
+void update(const std::vector<SgdItem>& items, int streams) {
+  const Kernels& k = kernels();
+  in_streams(items, streams, true, [&](const SgdItem* const* side, int present) {
+    each_alike(side, present, [&](const SgdItem* const* same, int count) {
+      SgdStream data[kStreams];
+      for (int s = 0; s < count; ++s) data[s] = same[s]->stream;
+      k.sgd[same[0]->dtype](data, count, same[0]->n, same[0]->mode, *same[0]->hyper);
+    });
+  });
+}
+
+Norm span_norm(const Span* spans, size_t count, const double* partials, int64_t partial_count) {
+  const Kernels& k = kernels();
+  double squares = 0;
+  for (int64_t i = 0; i < partial_count; ++i) squares += partials[i];
+  bool wide = false;
+  for (size_t i = 0; i < count; ++i) wide |= spans[i].dtype == kFloat64;
+  // squares of 16- and 32-bit input always fit: what is outside the range there is zero, inf or nan
+  if ((squares >= kTiny && squares <= kHuge) || !wide) return {std::sqrt(squares), 0};
+  double peak = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const double a = k.absmax[spans[i].dtype](spans[i].data, spans[i].n);
+    if (!(a <= peak) && peak == peak) peak = a;
+  }
+  if (peak == 0 || !std::isfinite(peak)) return {peak, 0};
+  int exponent = 0;
+  std::frexp(peak, &exponent);
+  exponent = std::max(exponent, -1000);  // 2^1000 is enough for subnormals, and in range
+  double scaled = 0;
+  for (size_t i = 0; i < count; ++i)
+    scaled += k.sumsq[spans[i].dtype](spans[i].data, spans[i].n, std::ldexp(1.0, -exponent));
+  return {std::sqrt(scaled), exponent};
+}
+
+}  // namespace fatclip

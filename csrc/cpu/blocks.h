@@ -1,0 +1,73 @@
+// How data is cut into blocks and walked: shared by the algorithms on vectors and on rows.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "kernels.h"
+
+namespace fatclip {
+
+constexpr int64_t kBlock = 2048;             // elements whose squares are summed in one go
+constexpr int64_t kGrain = int64_t(1) << 15;  // elements that make a second thread worth waking
+constexpr int64_t kSize[kDTypes] = {4, 8, 2, 2};
+
+inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
+
+inline int useful_threads(int64_t elements, int threads) {
+  return static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(threads, elements / kGrain)));
+}
+
+template <class P>
+P* advance(P* p, int64_t elements, DType dtype) {
+  using Byte = std::conditional_t<std::is_const_v<P>, const char, char>;
+  return static_cast<Byte*>(p) + elements * kSize[dtype];
+}
+
+// The share of `total` that part `part` of `parts` takes.
+struct Range {
+  int64_t begin, end;
+};
+inline Range share(int64_t total, int part, int parts) { return {total * part / parts, total * (part + 1) / parts}; }
+
+// One stream for what caches hold, several for what comes from memory: see kernels.h.
+constexpr int kFarStreams = 8;
+inline int streams_for(int64_t bytes) { return bytes > (16 << 20) ? kFarStreams : 1; }
+
+struct Caches {
+  int64_t l2, l3;  // bytes: of one core, and shared
+};
+const Caches& caches();
+
+// A block to read: its sum of squares goes to *out.
+struct ReadItem {
+  const void* data;
+  int64_t n;
+  DType dtype;
+  double* out;
+};
+// The items are cut into `streams` runs (at most kStreams) that are walked side by side.
+void sum_squares(const std::vector<ReadItem>& items, int streams);
+
+// A block to update.
+struct SgdItem {
+  SgdStream stream;
+  int64_t n;
+  DType dtype;
+  Momentum mode;
+  const SgdHyper* hyper;
+};
+// Last items first: what a norm has read last is still in cache.
+void update(const std::vector<SgdItem>& items, int streams);
+
+// A piece of a vector whose norm is wanted.
+struct Span {
+  const void* data;
+  int64_t n;
+  DType dtype;
+};
+// The norm from the spans' sums of squares by block; reads the data again only where those have left the safe range.
+Norm span_norm(const Span* spans, size_t count, const double* partials, int64_t partial_count);
+
+}  // namespace fatclip
