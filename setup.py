@@ -47,7 +47,7 @@ def ninja_graph(cxx: str, target: Path) -> str:
     version = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True).stdout.split(
         "\n"
     )[0]
-    include = f"-isystem {pybind11.get_include()} -isystem {sysconfig.get_paths()['include']}"
+    include = f"-isystem '{pybind11.get_include()}' -isystem '{sysconfig.get_paths()['include']}'"
     sources = [*sorted((ROOT / "csrc").glob("*.cpp")), *sorted((ROOT / "csrc/cpu").glob("*.cpp"))]
     objects = {f"{p.stem}.o": (p, "") for p in sources}
     kernels, _ = objects.pop("kernels.o")
@@ -66,8 +66,13 @@ def ninja_graph(cxx: str, target: Path) -> str:
     for name, (source, extra) in objects.items():
         if source.name == "bindings.cpp":
             extra += f" '-DFATCLIP_COMPILER=\"{version.splitlines()[0]}\"'"
-        lines += [f"build {name}: cxx {source.resolve()}", f"  extra = {extra}"]
-    return "\n".join([*lines, f"build {target.resolve()}: link {' '.join(objects)}", ""])
+        lines += [f"build {name}: cxx {_escaped(source)}", f"  extra = {extra}"]
+    return "\n".join([*lines, f"build {_escaped(target)}: link {' '.join(objects)}", ""])
+
+
+def _escaped(path: Path) -> str:
+    """A path as ninja reads it; it quotes spaces for the shell itself."""
+    return str(path.resolve()).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 class NinjaBuild(build_ext):

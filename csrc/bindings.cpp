@@ -128,8 +128,7 @@ py::object py_sgd_step(Args a) {
   for (size_t i = 0; i < count; ++i) {
     Slot& slot = slots[i];
     const py::handle buffer = PyList_GET_ITEM(buffers.ptr(), i);
-    if (!read_slot(PyList_GET_ITEM(params.ptr(), i), PyList_GET_ITEM(grads.ptr(), i), buffer, &slot))
-      return py::none();
+    if (!read_slot(PyList_GET_ITEM(params.ptr(), i), PyList_GET_ITEM(grads.ptr(), i), buffer, &slot)) return py::none();
     slot.momentum = buffer.is_none() ? kNone : PyList_GET_ITEM(fresh.ptr(), i) == Py_True ? kFresh : kRunning;
     slot.group = static_cast<int>(PyLong_AsLong(PyList_GET_ITEM(groups.ptr(), i)));
     if (slot.group < 0 || static_cast<size_t>(slot.group) >= hypers.size())

@@ -132,8 +132,7 @@ void register_types(py::handle tensor, py::handle parameter) {
   for (int i = 0; i < kDTypes; ++i) (*dtype_codes)[torch.attr(names[i])] = i;
   if (!py::hasattr(tensor, "__dlpack_c_exchange_api__")) return;
   const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
-  const auto* table =
-      static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  const auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (!table) PyErr_Clear();
   if (table && table->major == 1 && table->dltensor_from_py_object) exchange = table;
 }
@@ -147,7 +146,7 @@ bool read(py::handle object, View* view) {
   // A lazily negated tensor is the imaginary part of a conjugated complex one: its memory is not its value, and its
   // strides are even. Only then is it worth the call to ask.
   for (int i = 0; i < view->dims; ++i)
-    if (view->strides[i] & 1) return true;
+    if (view->shape[i] > 1 && view->strides[i] & 1) return true;
   return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
 }
 

@@ -14,16 +14,19 @@ FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False) -> float:
     """`value` (a real number or a one-element tensor) as a float that is at least `low`, or above it; nan fails."""
     if isinstance(value, Tensor):
-        if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool:
+        if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool or value.is_meta:
             raise ValueError(f"{name} must be a number or a tensor with one real element, got {describe(value)}")
-        result = value.item()
+        result = float(value.item())
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
-        result = float(value)
+        try:
+            result = float(value)
+        except OverflowError as error:
+            raise ValueError(f"{name} must fit a float, got {describe(value)}") from error
     else:
         raise TypeError(f"{name} must be a number or a 0-dim tensor, got {describe(value)}")
     if not (result > low if open_low else result >= low):
         raise ValueError(f"{name} must be {'greater than' if open_low else 'at least'} {low:g}, got {result}")
-    return float(result)
+    return result
 
 
 def lam(value: Any) -> float:
@@ -59,7 +62,7 @@ def describe(value: Any) -> str:
     """A short text of what a caller passed: shape and dtype of a tensor, the repr of anything small."""
     if isinstance(value, Tensor):
         return f"a {tuple(value.shape)} tensor of {value.dtype} on {value.device}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
@@ -99,26 +102,21 @@ def overlaps(tensor: Tensor) -> bool:
     return False
 
 
-def weights(value: Any, clients: int, reduce: str) -> Tensor | None:
-    """Client weights as a float64 vector: finite, non-negative, not all zero.
+def is_array(value: Any) -> bool:
+    """Whether value is a NumPy array (or looks like one); tensors are not."""
+    return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
 
-    For a mean, where only ratios count, they are scaled by a power of two (exactly) so that their sum stays in range.
-    """
-    if value is None:
-        return None
-    try:
-        w = torch.as_tensor(value).detach().to("cpu", torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"weights must be a sequence of numbers, got {describe(value)}") from error
-    if w.shape != (clients,):
-        raise ValueError(f"weights must have one entry per client, shape ({clients},), got shape {tuple(w.shape)}")
-    bad = ~((w >= 0) & torch.isfinite(w))
-    if bad.any():
-        i = int(bad.nonzero()[0])
-        raise ValueError(f"weights must be finite and non-negative, got weights[{i}] = {w[i].item()}")
-    if not w.any():
-        raise ValueError(f"weights must not be all zero, got {describe(value)}")
-    return w * 2.0 ** -math.frexp(w.max().item())[1] if reduce == "mean" else w.contiguous()
+
+def tensor_from_array(name: str, array: Any) -> Tensor:
+    """A tensor from a NumPy array of real numbers; it shares the memory where torch can."""
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name} must hold real numbers, got an array of {array.dtype}")
+    if array.dtype.itemsize > 8:  # long double: torch has no such dtype
+        array = array.astype("float64")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    # from_numpy warns of arrays it could write to by mistake, and refuses negative strides
+    shareable = array.flags.writeable and all(s >= 0 for s in array.strides)
+    return torch.from_numpy(array) if shareable else torch.tensor(array.copy())
 
 
 def tensors(name: str, value: Any) -> list[Tensor]:
@@ -132,4 +130,6 @@ def tensors(name: str, value: Any) -> list[Tensor]:
         raise ValueError(f"{name} is an exhausted generator: nothing would be seen; pass a list")
     for i, tensor in enumerate(result):
         floating(f"{name}[{i}]", tensor)
+        if tensor.device != result[0].device:
+            raise ValueError(f"{name} must be on one device, got {result[0].device} and {name}[{i}] on {tensor.device}")
     return result

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as _forward_ad
 from torch.nn import Parameter
 
 from .config import NATIVE
@@ -26,13 +27,19 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def transformed() -> bool:
-    """Whether a torch.func transform is active: tensors may then be wrappers without memory."""
-    return _transforms() is not None
+    """Whether a torch.func transform or forward-mode differentiation is on: only plain PyTorch follows those."""
+    return not _compiling() and (_transforms() is not None or _forward_ad._current_level >= 0)
 
 
 def eager() -> bool:
     """Whether native code may read tensors directly: no tracing, no torch.func transform, no dispatch mode."""
-    return NATIVE is not None and not _compiling() and _transforms() is None and not _dispatch_modes()
+    return (
+        NATIVE is not None
+        and not _compiling()
+        and _transforms() is None
+        and not _dispatch_modes()
+        and _forward_ad._current_level < 0
+    )
 
 
 def direct(*tensors: Tensor) -> bool:

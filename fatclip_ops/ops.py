@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import checks, native, reference
 from .config import NATIVE
+from .weights import prepare, times_pow2
 
 _LIBRARY = torch.library.Library("fatclip", "DEF")
 _OPS = torch.ops.fatclip
@@ -37,12 +38,14 @@ def _parts(norm: reference.Norm) -> Tensor:
     return torch.stack([norm.value, norm.mantissa, norm.exponent])
 
 
+@torch.no_grad()
 def _plain_clip_rows_(matrix: Tensor, lam: Tensor) -> Tensor:
     clipped, norm = reference.clip_rows(matrix, lam)
     matrix.copy_(clipped)
     return norm.value
 
 
+@torch.no_grad()
 def _plain_batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Tensor, lam: Tensor) -> Tensor:
     moved, norm = reference.batched_clipped_sgd(x, grad, lr, lam)
     x.copy_(moved)
@@ -95,11 +98,14 @@ def _differentiate(name: str, plain: Callable[..., Tensor]) -> None:
         ctx.save_for_backward(*(first if ctx.is_list else [first]))
 
     def backward(ctx: Any, grad: Tensor) -> Any:
+        again = torch.is_grad_enabled()  # somebody wants to differentiate this pass, too
         with torch.enable_grad():
-            first = [t.detach().requires_grad_() for t in ctx.saved_tensors]
+            first = [t if again else t.detach().requires_grad_() for t in ctx.saved_tensors]
             out = plain(first if ctx.is_list else first[0], *ctx.rest)
-            grads = torch.autograd.grad(out, first, grad, allow_unused=True)
-        return (list(grads) if ctx.is_list else grads[0], *[None] * len(ctx.rest))
+            wanted = [t for t in first if t.requires_grad]
+            found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again, allow_unused=True))
+        grads = [next(found) if t.requires_grad else None for t in first]
+        return (grads if ctx.is_list else grads[0], *[None] * len(ctx.rest))
 
     torch.library.register_autograd(f"fatclip::{name}", backward, setup_context=remember, lib=_LIBRARY)
 
@@ -109,7 +115,7 @@ _differentiate("row_norms", lambda matrix: reference.row_norms(matrix).value)
 _differentiate("clip_and_aggregate", _plain_clip_and_aggregate)
 
 
-def _scalar(name: str, value: Any, check: Callable[[Any], float]) -> Any:
+def _scalar(value: Any, check: Callable[[Any], float]) -> Any:
     """A checked number; under torch.compile a tensor's value is not known yet and is taken as it is."""
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return value
@@ -166,7 +172,7 @@ def clip_rows_(matrix: Tensor, lam: float | Tensor) -> Tensor:
     """
     checks.matrix("matrix", matrix)
     checks.writable("matrix", matrix)
-    lam = _scalar("lam", lam, checks.lam)
+    lam = _scalar(lam, checks.lam)
     if native.direct(matrix):
         return native.clip_rows_(matrix, lam)
     result: Tensor = _OPS.clip_rows_(matrix, _as_tensor(lam, matrix))
@@ -187,8 +193,8 @@ def batched_clipped_sgd_(X: Tensor, G: Tensor, lr: float | Tensor, lam: float | 
     if X.shape != G.shape or X.dtype != G.dtype or X.device != G.device:
         raise ValueError(f"G must match X ({checks.describe(X)}), got {checks.describe(G)}")
     checks.writable("X", X)
-    lr = _scalar("lr", lr, checks.lr)
-    lam = _scalar("lam", lam, checks.lam)
+    lr = _scalar(lr, checks.lr)
+    lam = _scalar(lam, checks.lam)
     if native.direct(X, G):
         return native.batched_clipped_sgd_(X, G, lr, lam)
     result: Tensor = _OPS.batched_clipped_sgd_(X, G, _as_tensor(lr, X), _as_tensor(lam, X))
@@ -214,24 +220,33 @@ def clip_and_aggregate(
     """
     checks.choice("reduce", reduce, ("mean", "sum"))
     rows = _rows("matrix", matrix)
-    lam = _scalar("lam", lam, checks.lam)
+    lam = _scalar(lam, checks.lam)
     if torch.compiler.is_compiling():
-        weights = None if weights is None else _as_tensor(weights, rows[0])
-    else:
-        weights = checks.weights(weights, len(rows), reduce)
+        w = None if weights is None else _as_tensor(weights, rows[0])
+        return _aggregate_matrix(rows if isinstance(rows, Tensor) else torch.stack(rows), lam, w, reduce)
+    w, exponent = prepare(weights, len(rows), lambda: [bool(torch.isfinite(r).all()) for r in rows])
+    out = _aggregate_rows(rows, lam, w, reduce)
+    return out * times_pow2(1.0, exponent) if exponent and reduce == "sum" else out
+
+
+def _aggregate_rows(rows: Tensor | list[Tensor], lam: Any, weights: Tensor | None, reduce: str) -> Tensor:
     if isinstance(rows, Tensor):
-        if native.direct(rows):
-            return native.clip_and_aggregate(rows, lam, weights, reduce)
-        weights = None if weights is None else weights.to(rows.device)
-        if not native.transformed():
-            result: Tensor = _OPS.clip_and_aggregate(rows, _as_tensor(lam, rows), weights, reduce)
-            return result
-        return _plain_clip_and_aggregate(rows, lam, weights, reduce)
+        return _aggregate_matrix(rows, lam, weights, reduce)
     if native.direct(*rows):
         out = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
         if native.aggregate(rows, 1, float(lam), weights, reduce == "mean", False, [out], False, 1.0) is not None:
             return out
-    return clip_and_aggregate(torch.stack(list(rows)), lam, weights, reduce)
+    return _aggregate_matrix(torch.stack(rows), lam, weights, reduce)
+
+
+def _aggregate_matrix(matrix: Tensor, lam: Any, weights: Tensor | None, reduce: str) -> Tensor:
+    if native.direct(matrix):
+        return native.clip_and_aggregate(matrix, lam, weights, reduce)
+    weights = None if weights is None else weights.to(matrix.device)
+    if native.transformed():
+        return _plain_clip_and_aggregate(matrix, lam, weights, reduce)
+    result: Tensor = _OPS.clip_and_aggregate(matrix, _as_tensor(lam, matrix), weights, reduce)
+    return result
 
 
 def _rows(name: str, value: Any) -> Any:

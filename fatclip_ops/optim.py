@@ -113,6 +113,8 @@ class FatClipOptimizer(Optimizer):
         params = group.get("params", [])
         if isinstance(params, Iterable) and not isinstance(params, (Tensor, list, tuple, set, dict)):
             group["params"] = params = list(params)
+            if not params:
+                raise ValueError("params is an exhausted generator: nothing would be trained; pass a list")
         _check_group({**self.defaults, **group})
         lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
         _check_one_lam(lams)
@@ -148,16 +150,18 @@ class FatClipOptimizer(Optimizer):
                 self._step_traced()
             return loss
         work = self._collect()
-        if self._in_round:
-            self._follow_lr()
+        folds = self._folds() if self._in_round else []
         stepped = run_native(work) if self.fused is not False and native.eager() else None
         if stepped is None:
             if self.fused:
-                raise ValueError("fused=True, but some parameter or gradient is not a plain CPU tensor")
+                raise ValueError("fused=True, but some parameter, gradient or momentum buffer is not plain CPU memory")
             stepped = run_plain(work)
         if not stepped:
             self._leave_out(work)
-        elif True in work.fresh:
+            return loss
+        for p, changes in folds:
+            self.state[p].update(changes)
+        if True in work.fresh:
             for p, buffer, fresh in zip(work.params, work.buffers, work.fresh, strict=True):
                 if fresh:
                     self.state[p]["momentum_buffer"] = buffer
@@ -265,6 +269,15 @@ class FatClipOptimizer(Optimizer):
                     group.setdefault(key, value)
         self._in_round = any("round_start" in s for s in self.state.values())
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; a round under way goes on with the same bits."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p, state in zip(params, saved, strict=True):
+            if "round_sum" in state:  # float64 whatever the parameter is; torch has cast it
+                self.state[p]["round_sum"] = state["round_sum"].to(p.device, copy=True)
+
     # ---- rounds
 
     @torch.no_grad()
@@ -296,12 +309,15 @@ class FatClipOptimizer(Optimizer):
         return flat.to(dtype)
 
     def _round_delta(self, delta: str) -> tuple[Tensor, torch.dtype]:
-        """The update before any clip, in float32 or better, and the dtype it is to be returned in."""
+        """The update before any clip, and the dtype it is to be returned in.
+
+        PR's is in float64: before its clip a sum may be out of float32's range.
+        """
         params = [(p, group) for group in self.param_groups for p in group["params"]]
         dtype = torch.float32 if not params else params[0][0].dtype
         for p, _ in params:
             dtype = torch.promote_types(dtype, p.dtype)
-        work_dtype = torch.promote_types(dtype, torch.float32)
+        work_dtype = torch.promote_types(dtype, torch.float32 if self._clips_steps else torch.float64)
         total = sum(p.numel() for p, _ in params)
         flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else None)
         at = 0
@@ -321,16 +337,19 @@ class FatClipOptimizer(Optimizer):
         return segment + state["round_sum"] if "round_sum" in state else segment
 
     @torch.no_grad()
-    def _follow_lr(self) -> None:
-        """Folds the displacement so far where lr has changed, so that the sum stays one of gradients."""
+    def _folds(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """What to remember once the step is taken: which lr it used and, where lr has changed, the sum so far."""
+        folds: list[tuple[Tensor, dict[str, Any]]] = []
         for group in self.param_groups:
             lr = float(group["lr"])
             for p in group["params"]:
-                state = self.state[p]
-                if state.setdefault("round_lr", lr) != lr:
-                    state["round_sum"] = self._moved(p, "gradient", lr)
-                    state["round_segment"] = p.detach().clone()
-                    state["round_lr"] = lr
+                before = self.state[p].get("round_lr")
+                if before is None:
+                    folds.append((p, {"round_lr": lr}))
+                elif before != lr:
+                    so_far, here = self._moved(p, "gradient", lr), p.detach().clone()
+                    folds.append((p, {"round_lr": lr, "round_sum": so_far, "round_segment": here}))
+        return folds
 
     def _clip_round(self, flat: Tensor) -> Tensor:
         """What is sent, from what was done."""

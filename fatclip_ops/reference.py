@@ -98,6 +98,7 @@ def _compare(norm: Norm, lam: float | Tensor) -> tuple[Tensor, Tensor]:
     """Where nothing is to be clipped, and lam / mantissa."""
     lam = torch.as_tensor(lam, dtype=torch.float64, device=norm.mantissa.device)
     keep = (norm.value <= lam) | torch.isinf(lam)
+    lam = torch.where(torch.isinf(lam), 1.0, lam)  # unused then, but its derivative must not be nan
     return keep, lam / torch.where(norm.mantissa == 0, 1.0, norm.mantissa)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import checks, native, reference
+from .weights import prepare, times_pow2
 
 
 class ServerResult:
@@ -125,7 +126,9 @@ class FatClipServer:
         rows, clients, pieces = self._rows(deltas)
         if clients == 0:
             raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
-        w = None if weights is None else checks.weights(weights, clients, self.reduce)
+        w, exponent = prepare(weights, clients, lambda: _finite(rows, clients, pieces))
+        if exponent and self.reduce == "sum":
+            lr = times_pow2(lr, exponent)
         result = self._native(rows, pieces, w, lr, lam, strict) if native.eager() else None
         if result is None:
             result = self._plain(rows, pieces, w, lr, lam, strict)
@@ -173,9 +176,8 @@ class FatClipServer:
 
     def _rows(self, deltas: Any) -> tuple[Any, int, int]:
         """(an (m, d) tensor, m, 0), or (all clients' pieces in one list, m, pieces per client); every size checked."""
-        if _is_array(deltas):
+        if isinstance(deltas, Tensor) or checks.is_array(deltas):
             deltas = _tensor("deltas", deltas)
-        if isinstance(deltas, Tensor):
             checks.matrix("deltas", deltas)
             if deltas.shape[1] != self._d:
                 raise ValueError(f"deltas must have {self._d} columns, got {checks.describe(deltas)}")
@@ -193,10 +195,8 @@ class FatClipServer:
         return [piece for row in clients for piece in row], len(clients), len(clients[0]) if clients else 0
 
     def _row(self, name: str, row: Any) -> list[Tensor]:
-        if _is_array(row):
+        if isinstance(row, Tensor) or checks.is_array(row):
             row = _tensor(name, row)
-        if isinstance(row, Tensor):
-            checks.floating(name, row)
             if row.dim() != 1 or row.numel() != self._d:
                 raise ValueError(f"{name} must be flat with {self._d} elements, got {checks.describe(row)}")
             return [row]
@@ -211,6 +211,14 @@ class FatClipServer:
         return pieces
 
 
+def _finite(rows: Any, clients: int, pieces: int) -> list[bool]:
+    """Which clients sent finite updates."""
+    if not pieces:
+        return torch.isfinite(rows).all(1).tolist()
+    groups = (rows[i * pieces : (i + 1) * pieces] for i in range(clients))
+    return [all(bool(torch.isfinite(t).all()) for t in group) for group in groups]
+
+
 def _alike(tensors: list[Tensor]) -> list[Tensor]:
     """Row-major copies in one dtype that holds them all."""
     dtype = tensors[0].dtype
@@ -219,22 +227,14 @@ def _alike(tensors: list[Tensor]) -> list[Tensor]:
     return [native.plain_layout(t.detach().to(dtype)) for t in tensors]
 
 
-def _is_array(value: Any) -> bool:
-    """Whether value is a NumPy array (or looks like one); tensors are not."""
-    return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
-
-
 def _tensor(name: str, value: Any) -> Tensor:
-    """A floating tensor from a tensor or a NumPy array; memory is shared where torch can."""
-    if _is_array(value):
+    """A floating tensor from a tensor or a NumPy array."""
+    if checks.is_array(value):
         if value.dtype.kind != "f":
             raise TypeError(f"{name} must be floating, got an array of {value.dtype}")
-        if value.dtype.itemsize > 8:  # long double: torch has no such dtype
-            value = value.astype("float64")
-        native_order = value.astype(value.dtype.newbyteorder("="), copy=False)
-        # from_numpy warns of arrays it could write to by mistake, and refuses negative strides
-        plain = native_order.flags.writeable and all(s >= 0 for s in native_order.strides)
-        value = torch.from_numpy(native_order) if plain else torch.tensor(native_order.copy())
+        value = checks.tensor_from_array(name, value)
     checks.floating(name, value)
+    if value.is_meta:
+        raise ValueError(f"{name} has no data: {checks.describe(value)}")
     result: Tensor = value
     return result

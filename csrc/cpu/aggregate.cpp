@@ -107,7 +107,7 @@ struct Aggregation {
     thread_local std::vector<const void*> pieces;
     pieces.resize(w.used.size());
     double tile[kBlock];  // a single group needs no running sum
-    const double total = result.applied ? args.scale / (args.mean ? mass : 1) : 0;
+    const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.end; b-- > c.begin;) {  // backwards: these columns were read last
       const Columns::Block& block = columns[b];
@@ -118,7 +118,7 @@ struct Aggregation {
       each_target(args.targets, block.column, block.column + block.n,
                   [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
                     const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
-                    finish(advance(t.data, offset, t.dtype), acc + (column - block.column), n, total);
+                    finish(advance(t.data, offset, t.dtype), acc + (column - block.column), n, divisor, scale);
                   });
     }
   }

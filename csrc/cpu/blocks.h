@@ -9,7 +9,7 @@
 
 namespace fatclip {
 
-constexpr int64_t kBlock = 2048;             // elements whose squares are summed in one go
+constexpr int64_t kBlock = 2048;              // elements whose squares are summed in one go
 constexpr int64_t kGrain = int64_t(1) << 15;  // elements that make a second thread worth waking
 constexpr int64_t kSize[kDTypes] = {4, 8, 2, 2};
 

@@ -14,11 +14,11 @@ extern const Kernels kernels_portable;
 
 namespace {
 
-const Kernels* const kTables[] = {  // best first
+const Kernels* const kTables[] = {// best first
 #if defined(__x86_64__)
-    &kernels_avx512, &kernels_avx2,
+                                  &kernels_avx512, &kernels_avx2,
 #endif
-    &kernels_portable};
+                                  &kernels_portable};
 constexpr int kCount = sizeof kTables / sizeof *kTables;
 
 bool runs_here(const Kernels* table) {

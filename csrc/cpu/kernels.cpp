@@ -237,10 +237,10 @@ void accumulate(double* acc, const void* const* rows, const RowFactor* c, int64_
 }
 
 template <class S, bool kSubtract>
-void finish(void* x, const double* acc, int64_t n, double scale) {
+void finish(void* x, const double* acc, int64_t n, double mass, double scale) {
   S* p = static_cast<S*>(x);
   auto body = [&](S* q, Doubles s) {
-    s *= scale;
+    s = s / mass * scale;
     if (kSubtract) s = Io<S>::wide(q) - s;
     Io<S>::narrow(q, s);
   };
@@ -258,8 +258,7 @@ void finish(void* x, const double* acc, int64_t n, double scale) {
 
 }  // namespace
 
-#define FATCLIP_FOUR(f) \
-  { f<float>, f<double>, f<BFloat16>, f<Float16> }
+#define FATCLIP_FOUR(f) {f<float>, f<double>, f<BFloat16>, f<Float16>}
 #define FATCLIP_NAME_(x) #x
 #define FATCLIP_NAME(x) FATCLIP_NAME_(x)
 extern const Kernels FATCLIP_TABLE;

@@ -1,8 +1,8 @@
 // The leaf kernels: contiguous blocks, one thread. Each instruction set provides one table of them.
 //
 // Some take several blocks ("streams") and walk them side by side, a few cache lines of each in turn. Blocks far apart
-// in memory keep more of the hardware's prefetchers busy: 27 GB/s against 18 for one block after the other, on two cores
-// of a 2.8 GHz Xeon.
+// in memory keep more of the hardware's prefetchers busy: 27 GB/s against 18 for one block after the other, on two
+// cores of a 2.8 GHz Xeon.
 #pragma once
 #include <cstdint>
 
@@ -37,10 +37,10 @@ struct Kernels {
   // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`
   void (*accumulate[kDTypes])(double* acc, const void* const* rows, const RowFactor* c, int64_t count, int64_t n,
                               bool first);
-  // x[j] -= scale * acc[j]
-  void (*subtract[kDTypes])(void* x, const double* acc, int64_t n, double scale);
-  // x[j] = scale * acc[j]
-  void (*store[kDTypes])(void* x, const double* acc, int64_t n, double scale);
+  // x[j] -= acc[j] / mass * scale
+  void (*subtract[kDTypes])(void* x, const double* acc, int64_t n, double mass, double scale);
+  // x[j] = acc[j] / mass * scale
+  void (*store[kDTypes])(void* x, const double* acc, int64_t n, double mass, double scale);
 };
 
 // The table in use: the best this machine has, or the one FATCLIP_ISA names (throws std::runtime_error if it cannot).

@@ -63,12 +63,9 @@ void run_on_new_threads(int wanted, const Task& task) {
 }
 
 #if defined(_OPENMP)
+// Watches from the moment the library is loaded: the parent may have started threads through PyTorch alone.
 std::atomic<bool> forked{false};
-
-bool openmp_works() {
-  static const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  return watching == 0 && !forked;
-}
+const int watching = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 #endif
 
 }  // namespace
@@ -91,7 +88,7 @@ void Barrier::wait(int parts) {
 
 void run_parallel(int threads, const Task& task) {
 #if defined(_OPENMP)
-  if (openmp_works()) {
+  if (watching == 0 && !forked) {
     const FloatMode mode;
 #pragma omp parallel num_threads(threads)
     mode.run(task, omp_get_thread_num(), omp_get_num_threads());

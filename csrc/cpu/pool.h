@@ -31,7 +31,8 @@ class Barrier {
 template <class Body>
 void parallel(int threads, const Body& body) {
   if (threads <= 1) return body(0, 1);
-  run_parallel(threads, {[](const void* b, int part, int parts) { (*static_cast<const Body*>(b))(part, parts); }, &body});
+  run_parallel(threads,
+               {[](const void* b, int part, int parts) { (*static_cast<const Body*>(b))(part, parts); }, &body});
 }
 
 }  // namespace fatclip

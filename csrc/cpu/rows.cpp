@@ -71,8 +71,7 @@ RowFactor row_factor(const Norm& norm, double lam, DType dtype) {
 }  // namespace
 
 void row_norms(const Rows& rows, double* norms, int threads) {
-  each_row(
-      rows, threads, norms, [](int64_t, const Norm&, const Columns&, Range) {}, [](int) {});
+  each_row(rows, threads, norms, [](int64_t, const Norm&, const Columns&, Range) {}, [](int) {});
 }
 
 void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
@@ -99,7 +98,10 @@ void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* no
         const RowFactor f = row_factor(norm, lam, g.dtype);
         for (int64_t b = c.begin; b < c.end; ++b)
           items.push_back({{const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, f},
-                           columns[b].n, g.dtype, kNone, &hyper});
+                           columns[b].n,
+                           g.dtype,
+                           kNone,
+                           &hyper});
       },
       [](int streams) {
         update(items, streams);

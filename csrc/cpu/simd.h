@@ -198,12 +198,8 @@ struct Io<BFloat16> {
   using V = Floats;
   static V get(const BFloat16* p) { return widen_bf16<Words, Floats>(load<Halves>(p)); }
   static void set(BFloat16* p, V v) { put(p, narrow_bf16<Halves, Words>(v)); }
-  static Doubles wide(const BFloat16* p) {
-    return widen(widen_bf16<WordsD, FloatsD>(load<HalvesD>(p)));
-  }
-  static void narrow(BFloat16* p, Doubles v) {
-    put(p, narrow_bf16<HalvesD, WordsD>(fatclip::narrow(v)));
-  }
+  static Doubles wide(const BFloat16* p) { return widen(widen_bf16<WordsD, FloatsD>(load<HalvesD>(p))); }
+  static void narrow(BFloat16* p, Doubles v) { put(p, narrow_bf16<HalvesD, WordsD>(fatclip::narrow(v))); }
 };
 template <>
 struct Io<Float16> {

@@ -61,9 +61,11 @@ void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& gro
     each_block(slots, share(all.blocks, part, parts), [&](const Slot& slot, int64_t first, int64_t n, int64_t) {
       const RowFactor c = slot.dtype == kFloat64 ? wide : RowFactor{narrow.first, narrow.second};
       void* buffer = slot.buffer ? advance(slot.buffer, first, slot.dtype) : nullptr;
-      items.push_back(
-          {{advance(slot.param, first, slot.dtype), advance(slot.grad, first, slot.dtype), buffer, c},
-           n, slot.dtype, slot.momentum, &groups[slot.group]});
+      items.push_back({{advance(slot.param, first, slot.dtype), advance(slot.grad, first, slot.dtype), buffer, c},
+                       n,
+                       slot.dtype,
+                       slot.momentum,
+                       &groups[slot.group]});
     });
     update(items, streams_for(2 * all.bytes));
   });

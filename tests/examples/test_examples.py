@@ -1,0 +1,103 @@
+"""Every example runs as a user would run it, and prints what it promises."""
+
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name, *args, cwd):
+    # One thread: the models are tiny, and threads that wait for each other slow a busy machine down.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(EXAMPLES / name), *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def printed(name, *args, cwd):
+    done = run(name, *args, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(cwd.iterdir()) == [], "an example leaves files behind"
+    return done.stdout
+
+
+def numbers(pattern, text):
+    return [float(value) for value in re.findall(pattern, text)]
+
+
+def needs(*modules):
+    missing = [m for m in modules if importlib.util.find_spec(m) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
+
+
+def test_every_example_has_a_test():
+    tested = {"synthetic_cauchy.py", "drop_in.py", "lightning_module.py", "huggingface_trainer.py"}
+    assert {p.name for p in EXAMPLES.glob("*.py")} == tested
+
+
+def test_cauchy_noise_breaks_fedavg_and_not_fat_clipping(tmp_path):
+    text = printed("synthetic_cauchy.py", "--seeds", "8", cwd=tmp_path)
+    rows = re.findall(r"^(FedAvg|FAT-Clipping-P[IR]) +(\S+) +(\S+)", text, re.M)
+    lam = {name: float(value) for name, value, _ in rows}
+    median = {name: float(value) for name, _, value in rows}
+    assert lam == {"FedAvg": math.inf, "FAT-Clipping-PR": 5, "FAT-Clipping-PI": 3}
+    # The loss starts at 3.625. A vectorised simulation of 4000 seeds ends at medians of 27, 0.85 (PR) and 0.52 (PI).
+    assert median["FedAvg"] > 3.625
+    assert median["FedAvg"] > 5 * median["FAT-Clipping-PR"]
+    assert 2 > median["FAT-Clipping-PR"] > median["FAT-Clipping-PI"]
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (("--seeds", "0"), "--seeds"),
+        (("--rounds", "-3"), "--rounds"),
+        (("--seeds", "many"), "--seeds"),
+        (("--colour", "red"), "--colour"),
+    ],
+)
+def test_a_wrong_argument_gives_one_line(args, word, tmp_path):
+    done = run("synthetic_cauchy.py", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert word in done.stderr
+
+
+def test_the_drop_in_survives_what_clip_grad_norm_does_not(tmp_path):
+    text = printed("drop_in.py", cwd=tmp_path)
+    (before,) = numbers(r"before +(\S+)", text)
+    (theirs,) = numbers(r"after clip_grad_norm_ and SGD +(\S+)", text)
+    (ours,) = numbers(r"after FatClipPI +(\S+)", text)
+    assert math.isnan(theirs)
+    assert ours < before / 4
+    norms = numbers(r"gradient norm +(\S+)", text)
+    assert any(1e8 < norm < math.inf for norm in norms), "the huge target was clipped, not skipped"
+    assert numbers(r"skipped (\d+)", text)[-1] == 1, "only the infinite one was skipped"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("lightning_module.py", marks=needs("pytorch_lightning")),
+        pytest.param("huggingface_trainer.py", marks=needs("transformers", "accelerate")),
+    ],
+)
+def test_a_trainer_learns_and_resumes(name, tmp_path):
+    text = printed(name, cwd=tmp_path)
+    whole, resumed = text[: text.index("resumed from")], text[text.index("resumed from") :]
+    losses = numbers(r"loss (\S+)", whole)[:6]  # six lines, with the checkpoint after the third
+    assert losses[-1] < losses[0] / 20
+    # The resumed run goes on where the checkpoint was, number by number, and ends with the same weights.
+    assert numbers(r"loss (\S+)", resumed) == losses[3:]
+    assert "without a stop: yes" in resumed
+    norms = numbers(r"last_norm (\S+)", text)
+    assert norms
+    assert all(0 < norm < math.inf for norm in norms)
+    assert set(numbers(r"skipped (\d+)", text)) == {0}
