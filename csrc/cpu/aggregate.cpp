@@ -75,8 +75,9 @@ struct Aggregation {
     for (int64_t i = r.begin; i < r.end; ++i)
       add_reads(rows, first + i, columns, c, w.partials.data() + i * blocks, &items);
     // one stream per row, so that the last columns of all of them are the last read
-    const bool by_rows = by_columns && count >= 4 && count <= kStreams;
-    sum_squares(items, by_rows ? static_cast<int>(count) : streams_for(rows.m * rows.d * kSize[rows.dtype]));
+    const int streams = streams_for(rows.m * rows.d * kSize[rows.dtype]);
+    const bool by_rows = by_columns && streams > 1 && count >= 4 && count <= kStreams;
+    sum_squares(items, by_rows ? static_cast<int>(count) : streams);
   }
 
   // Norms and factors of a group, by one thread.

@@ -51,6 +51,13 @@ template <class V>
 inline void put(void* p, V v) {
   memcpy(p, &v, sizeof v);
 }
+#if defined(__AVX512F__)
+inline Floats splat(Floats*, double t) { return (Floats)_mm512_set1_ps(static_cast<float>(t)); }
+inline Doubles splat(Doubles*, double t) { return (Doubles)_mm512_set1_pd(t); }
+#elif defined(__AVX2__)
+inline Floats splat(Floats*, double t) { return (Floats)_mm256_set1_ps(static_cast<float>(t)); }
+inline Doubles splat(Doubles*, double t) { return (Doubles)_mm256_set1_pd(t); }
+#else
 inline Floats splat(Floats*, double t) {
   Floats v;
   for (int i = 0; i < kFloats; ++i) v[i] = static_cast<float>(t);
@@ -61,6 +68,7 @@ inline Doubles splat(Doubles*, double t) {
   for (int i = 0; i < kDoubles; ++i) v[i] = t;
   return v;
 }
+#endif
 
 // ---- fma
 #if defined(__AVX512F__)

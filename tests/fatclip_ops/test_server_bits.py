@@ -63,12 +63,13 @@ def hashes(*threads, **env):
     return done.stdout.split()
 
 
+@pytest.fixture(scope="module")
+def by_threads():
+    return hashes(1, 2, 3, 5, 1)
+
+
 @pytest.mark.skipif(backend() != "native", reason="the promise is the native kernels'")
 class TestBits:
-    @pytest.fixture(scope="class")
-    def by_threads(self):
-        return hashes(1, 2, 3, 5, 1)
-
     def test_threads_and_runs(self, by_threads):
         assert len(by_threads) == 5
         assert len(set(by_threads)) == 1
