@@ -90,7 +90,8 @@ def clip(x: Tensor, norm: Norm, lam: float | Tensor) -> Tensor:
     """
     x = x.to(torch.float64)
     keep, ratio = _compare(norm, lam)
-    scaled = scale_pow2(x, -norm.exponent) * ratio
+    c = scale_pow2(ratio, -norm.exponent).clamp(max=1.0)  # where it is more, nothing is clipped
+    scaled = torch.where(c > 1e-290, c * x, scale_pow2(x, -norm.exponent) * ratio)
     return torch.where(keep, x, torch.where(norm.finite, scaled, 0.0 * x))
 
 

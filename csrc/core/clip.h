@@ -27,33 +27,45 @@ struct Factor {
 
 inline bool clips(const Norm& norm, double lam) { return norm.value() > lam && !std::isinf(lam); }
 
+// A positive number as value * 2^exponent with value near 1, beyond the range of double if need be.
+struct Scaled {
+  double value;
+  int exponent;
+};
+inline Scaled operator/(double lam, const Norm& norm) {
+  int a = 0, b = 0;
+  const double top = std::frexp(lam, &a), bottom = std::frexp(norm.mantissa, &b);
+  return {top / bottom, a - b - norm.exponent};
+}
+
 // min(1, lam / norm) as a plain double; 0 for a non-finite norm under a finite lam.
 inline double coefficient(const Norm& norm, double lam) {
   if (std::isinf(lam)) return 1;
   if (!norm.finite()) return 0;
-  return clips(norm, lam) ? Norm{lam / norm.mantissa, -norm.exponent}.value() : 1;
+  if (!clips(norm, lam)) return 1;
+  const Scaled c = lam / norm;
+  return std::ldexp(c.value, c.exponent);
 }
 
-// value * 2^exponent, split for the range of T.
+// c * weight, split for the range of T.
 template <class T>
-Factor<T> split(double value, int exponent) {
+Factor<T> split(Scaled c, double weight) {
   constexpr int kMin = sizeof(T) == 4 ? -126 : -1022;  // smallest normal power of two
   constexpr int kSafe = sizeof(T) == 4 ? -100 : -1000;
   int shift = 0;
-  const double mantissa = std::frexp(value, &shift);
-  const int total = shift + exponent;
-  if (value == 0 || total >= kSafe) return {T(1), T(std::ldexp(value, exponent))};
+  const double mantissa = std::frexp(c.value * weight, &shift);
+  const int total = shift + c.exponent;
+  if (mantissa == 0 || total >= kSafe) return {T(1), T(std::ldexp(mantissa, total))};
   const int first = total < kMin ? kMin : total;
   return {T(std::ldexp(1.0, first)), T(std::ldexp(mantissa, total - first))};
 }
 
-// The factor for gradients that carry an extra scale (a GradScaler's): min(1, lam / (norm * inv_scale)) * inv_scale,
-// where `norm` is already the unscaled one.
+// The factor for gradients that carry an extra scale (a GradScaler's): min(1, lam / norm) * inv_scale, where `norm` is
+// that of the unscaled gradient.
 template <class T>
 Factor<T> factor(const Norm& norm, double lam, double inv_scale = 1) {
   if (!norm.finite() && !std::isinf(lam)) return {T(1), T(0)};
-  if (!clips(norm, lam)) return split<T>(inv_scale, 0);
-  return split<T>(lam / norm.mantissa * inv_scale, -norm.exponent);
+  return split<T>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, inv_scale);
 }
 
 }  // namespace fatclip

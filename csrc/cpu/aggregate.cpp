@@ -49,7 +49,7 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
 // with a 24-bit number is then exact in double, whatever instructions compute it.
 RowFactor row_weight(const Norm& norm, double lam, double weight, DType dtype) {
   if (dtype == kFloat64) {
-    return clips(norm, lam) ? split<double>(lam / norm.mantissa * weight, -norm.exponent) : RowFactor{1, weight};
+    return split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight);
   }
   int exponent = 0;
   const double mantissa = std::frexp(coefficient(norm, lam) * weight, &exponent);

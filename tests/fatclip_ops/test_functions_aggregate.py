@@ -201,7 +201,9 @@ def test_a_weight_of_almost_nothing_gives_almost_nothing(dtype):
             assert got[0].item() == 1.0
             assert 0 <= got[1].item() <= 1e-279
     # 3, 4 clipped to 1 is 0.6, 0.8
-    alone = clip_and_aggregate(torch.tensor([[3.0, 4.0]], dtype=dtype), 1.0, torch.tensor([1e-305], dtype=torch.float64), "sum")
+    alone = clip_and_aggregate(
+        torch.tensor([[3.0, 4.0]], dtype=dtype), 1.0, torch.tensor([1e-305], dtype=torch.float64), "sum"
+    )
     assert alone.abs().max().item() <= 1e-305
 
 

@@ -1,0 +1,175 @@
+// The norm over all tensors and the clipped SGD update, for thread counts 1 to 5.
+#include <memory>
+
+#include "driver.h"
+
+namespace driver {
+namespace {
+
+using fatclip::Norm;
+using fatclip::SgdHyper;
+using fatclip::Slot;
+
+constexpr int kThreads = 5;
+
+// Lengths of the tensors of a model: none, empty ones in the middle and at the end, enough elements for 5 threads.
+const std::vector<int64_t> kModels[] = {{}, {0}, {1}, {5, 0, 4097, 17, 0}, {70000, 3, 0, 100001}};
+
+enum Input { kWhole, kSpread, kAwkward, kTop, kBottom, kInputs };
+
+std::vector<double> values(Random& random, DType t, int64_t n, Input kind) {
+  const Format& f = kFormats[t];
+  switch (kind) {
+    case kWhole: return whole(random, n, 8);
+    case kSpread: return spread(random, t, n, -9, 9);
+    case kTop: return spread(random, t, n, f.emax - 3, f.emax);
+    case kBottom: return spread(random, t, n, f.emin - f.digits, f.emin);
+    default: return awkward(random, t, n);
+  }
+}
+
+// Tensors with gradients and buffers, of one dtype or (t == kDTypes) of all four in turn.
+struct Model {
+  std::vector<std::unique_ptr<Exact>> x, g, b;
+  std::vector<Slot> slots;
+
+  Model(const std::vector<int64_t>& lengths, int t, Input kind, uint64_t seed) {
+    Random random(seed);
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      const DType dtype = static_cast<DType>(t == kDTypes ? i % kDTypes : t);
+      const Input start = kind == kWhole ? kWhole : kSpread;
+      x.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], start), 1));
+      g.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], kind), 2));
+      b.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], start), 3));
+      slots.push_back({x[i]->data(), g[i]->data(), b[i]->data(), lengths[i], dtype, fatclip::kRunning, int(i % 2)});
+    }
+  }
+  Model(const Model& other) : slots(other.slots) {
+    for (size_t i = 0; i < other.x.size(); ++i) {
+      x.push_back(std::make_unique<Exact>(*other.x[i]));
+      g.push_back(std::make_unique<Exact>(*other.g[i]));
+      b.push_back(std::make_unique<Exact>(*other.b[i]));
+      slots[i].param = x[i]->data(), slots[i].grad = g[i]->data(), slots[i].buffer = b[i]->data();
+    }
+  }
+  Wide norm() const {
+    Wide sum = 0;
+    for (const auto& v : g)
+      for (int64_t i = 0; i < v->n; ++i) sum += (*v)[i] * (*v)[i];
+    return std::sqrt(sum);
+  }
+  int64_t elements() const {
+    int64_t n = 0;
+    for (const auto& v : g) n += v->n;
+    return n;
+  }
+  bool same(const Model& other) const {
+    bool ok = true;
+    for (size_t i = 0; i < x.size(); ++i)
+      ok &= x[i]->same(*other.x[i]) && b[i]->same(*other.b[i]) && g[i]->same(*other.g[i]) && x[i]->intact() &&
+            b[i]->intact();
+    return ok;
+  }
+};
+
+Wide value(const Norm& norm) { return std::ldexp(Wide(norm.mantissa), norm.exponent); }
+
+Norm check_norm(const Model& model, const Where& where, bool exact) {
+  const Norm norm = fatclip::global_norm(model.slots, 1);
+  const Wide want = model.norm();
+  // half the relative error of the sum (see the bound of sumsq), and the root's own rounding
+  const Wide gamma = (static_cast<Wide>(model.elements()) / 32 + 100) * 0x1p-54L + 0x1p-53L;
+  check_near(value(norm), want, exact ? want * 0x1p-53L : want * gamma, where);
+  check_near(norm.value(), want > largest(kFloat64) ? Wide(INFINITY) : value(norm), ulp(kFloat64, 0), where);
+  digest(norm.mantissa);
+  digest(static_cast<uint64_t>(norm.exponent));
+  for (int threads = 2; threads <= kThreads; ++threads) {
+    const Norm other = fatclip::global_norm(model.slots, threads);
+    check(other.mantissa == norm.mantissa && other.exponent == norm.exponent, where);
+  }
+  return norm;
+}
+
+// One element against the update rule, to the roundings of the arithmetic type.
+bool element_ok(const Model& before, const Model& after, size_t s, int64_t i, Wide c, const SgdHyper& h) {
+  const DType t = before.slots[s].dtype, a = t == kFloat64 ? kFloat64 : kFloat32;
+  const Wide x = (*before.x[s])[i], clipped = (*before.g[s])[i] * c * (h.maximize ? -1 : 1);
+  const Wide g = clipped + h.weight_decay * x;
+  const Wide b = h.momentum * (*before.b[s])[i] + (1 - Wide(h.dampening)) * g;
+  const Wide d = h.nesterov ? g + h.momentum * b : b, want = x - h.lr * d;
+  const Wide size = std::max({std::fabs(x), std::fabs(clipped), std::fabs((*before.b[s])[i]), std::fabs(d)});
+  auto near = [&](Wide got, Wide want) {
+    // an update may overflow on the way as torch's does, but nowhere else
+    if (!std::isfinite(got)) return std::max(size, std::fabs(want)) >= largest(t) - 12 * ulp(t, largest(t));
+    return std::fabs(got - want) <= 12 * ulp(a, size) + ulp(t, want) / 2;
+  };
+  return near((*after.x[s])[i], want) && near((*after.b[s])[i], b);
+}
+
+void check_update(const Model& start, Norm norm, double lam, double inv_scale, const Where& where) {
+  const std::vector<SgdHyper> groups = {{0.1, 0.9, 0.1, 0.01, false, false}, {0.2, 0.5, 0, 0, true, true}};
+  norm.mantissa *= inv_scale;
+  Model once(start);
+  fatclip::sgd_update(once.slots, groups, norm, lam, inv_scale, 1);
+  const Wide c = value(norm) > lam ? lam / value(norm) * inv_scale : Wide(inv_scale);
+  bool ok = true;
+  for (size_t s = 0; s < start.x.size(); ++s)
+    for (int64_t i = 0; i < start.x[s]->n; ++i) ok &= element_ok(start, once, s, i, c, groups[s % 2]);
+  check(ok, where);
+  for (const auto& v : once.x) v->digest();
+  for (const auto& v : once.b) v->digest();
+  for (int threads = 2; threads <= kThreads; ++threads) {
+    Model again(start);
+    fatclip::sgd_update(again.slots, groups, norm, lam, inv_scale, threads);
+    check(again.same(once), where);
+  }
+}
+
+// 4096 twos have norm 128: with lam = 64 the factor is exactly 1/2, with 128 and above it is exactly 1.
+void check_exact_clip(DType t) {
+  for (double lam : {64.0, 128.0, 1000.0, double(INFINITY)}) {
+    Exact x(t, std::vector<double>(4096, 1)), g(t, std::vector<double>(4096, 2));
+    const std::vector<Slot> slots = {{x.data(), g.data(), nullptr, 4096, t, fatclip::kNone, 0}};
+    const Norm norm = fatclip::global_norm(slots, 2);
+    fatclip::sgd_update(slots, {{0.25, 0, 0, 0, false, false}}, norm, lam, 1, 2);
+    check(norm.value() == 128 && x.same(Exact(t, std::vector<double>(4096, lam == 64 ? 0.75 : 0.5))),
+          {"exact clip", "", t, 4096, static_cast<int64_t>(lam)});
+  }
+}
+
+// nan and inf anywhere show in the norm and in nothing else.
+void check_non_finite(int t) {
+  for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
+    Model model({5, 4097, 0}, t, kAwkward, 9);
+    model.g[1]->set(4096, bad);
+    for (int threads = 1; threads <= 2; ++threads) {
+      const Norm norm = fatclip::global_norm(model.slots, threads);
+      check(!norm.finite() && std::isnan(norm.value()) == std::isnan(bad), {"non-finite norm", "", t, threads});
+    }
+  }
+}
+
+}  // namespace
+
+void check_norms() {
+  for (int t = 0; t <= kDTypes; ++t) {
+    uint64_t seed = t;
+    for (const std::vector<int64_t>& lengths : kModels)
+      for (int kind = 0; kind < kInputs; ++kind) {
+        if (lengths.size() == 4 && kind != kSpread) continue;  // the long model is there for the threads
+        const Model model(lengths, t, static_cast<Input>(kind), ++seed);
+        const Where where{"global_norm", "", t, model.elements(), kind};
+        const Norm norm = check_norm(model, where, kind == kWhole);
+        if (kind == kTop && (t == kFloat64 || t == kDTypes)) continue;  // x - lr * g overflows, as it must
+        const Where update{"sgd_update", "", t, model.elements(), kind};
+        const double size = norm.value();
+        check_update(model, norm, INFINITY, 1, update);
+        if (size > 0 && std::isfinite(size)) check_update(model, norm, size * 0.37, 1, update);
+        if (kind == kSpread) check_update(model, norm, 0.1, 0x1p-7, update);
+      }
+    check_non_finite(t);
+    if (t < kDTypes) check_exact_clip(static_cast<DType>(t));
+  }
+}
+
+}  // namespace driver
