@@ -52,9 +52,9 @@ template <class T>
 Factor<T> split(Scaled c, double weight) {
   constexpr int kMin = sizeof(T) == 4 ? -126 : -1022;  // smallest normal power of two
   constexpr int kSafe = sizeof(T) == 4 ? -100 : -1000;
-  int shift = 0;
-  const double mantissa = std::frexp(c.value * weight, &shift);
-  const int total = shift + c.exponent;
+  int of_weight = 0, shift = 0;
+  const double mantissa = std::frexp(c.value * std::frexp(weight, &of_weight), &shift);
+  const int total = shift + of_weight + c.exponent;
   if (mantissa == 0 || total >= kSafe) return {T(1), T(std::ldexp(mantissa, total))};
   const int first = total < kMin ? kMin : total;
   return {T(std::ldexp(1.0, first)), T(std::ldexp(mantissa, total - first))};

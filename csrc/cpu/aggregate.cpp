@@ -45,8 +45,8 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
   }
 }
 
-// A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, 2^-30 of it away: its product
-// with a 24-bit number is then exact in double, whatever instructions compute it.
+// A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, at most 2^-29 of it away: its
+// product with a 24-bit number is then exact in double, whatever instructions compute it.
 RowFactor row_weight(const Norm& norm, double lam, double weight, DType dtype) {
   if (dtype == kFloat64) {
     return split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight);

@@ -62,6 +62,12 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
   });
 }
 
+// What a thread is about to update. A function, so that every thread that calls it constructs its own.
+std::vector<SgdItem>& own_updates() {
+  thread_local std::vector<SgdItem> items;
+  return items;
+}
+
 RowFactor row_factor(const Norm& norm, double lam, DType dtype) {
   if (dtype == kFloat64) return factor<double>(norm, lam);
   const auto c = factor<float>(norm, lam);
@@ -90,22 +96,21 @@ void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
 void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* norms, int threads) {
   SgdHyper hyper;
   hyper.lr = lr;
-  static thread_local std::vector<SgdItem> items;
   each_row(
       g, threads, norms,
       [&](int64_t i, const Norm& norm, const Columns& columns, Range c) {
         if (!norm.finite()) return;
         const RowFactor f = row_factor(norm, lam, g.dtype);
         for (int64_t b = c.begin; b < c.end; ++b)
-          items.push_back({{const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, f},
-                           columns[b].n,
-                           g.dtype,
-                           kNone,
-                           &hyper});
+          own_updates().push_back({{const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, f},
+                                   columns[b].n,
+                                   g.dtype,
+                                   kNone,
+                                   &hyper});
       },
       [](int streams) {
-        update(items, streams);
-        items.clear();
+        update(own_updates(), streams);
+        own_updates().clear();
       });
 }
 

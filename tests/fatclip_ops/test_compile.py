@@ -95,7 +95,7 @@ def test_a_compiled_step_raises_on_request():
     step = torch.compile(lambda: opt.step(), fullgraph=True)
     backward(net)
     list(net.parameters())[2].grad[0, 0] = math.inf
-    with pytest.raises(ValueError, match="parameter 2 .* nan or inf"):
+    with pytest.raises(ValueError, match=r"parameter 2 .* nan or inf"):
         step()
 
 
