@@ -133,3 +133,45 @@ def tensors(name: str, value: Any) -> list[Tensor]:
         if tensor.device != result[0].device:
             raise ValueError(f"{name} must be on one device, got {result[0].device} and {name}[{i}] on {tensor.device}")
     return result
+
+
+def group(group: dict[str, Any]) -> None:
+    """The hyper-parameters of one parameter group."""
+    lr(group["lr"])
+    lam(group["lam"])
+    for name in ("momentum", "weight_decay"):
+        lr(group[name], name)
+    number("dampening", group["dampening"], low=-math.inf)
+    for name in ("nesterov", "maximize"):
+        flag(name, group[name])
+    if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+        raise ValueError(
+            "nesterov=True needs momentum > 0 and dampening = 0, "
+            f"got momentum={group['momentum']}, dampening={group['dampening']}"
+        )
+
+
+def one_lam(lams: list[Any]) -> None:
+    """The threshold is one for all groups."""
+    first = lams[0]
+    for other in lams[1:]:
+        if other is not first and float(other) != float(first):
+            raise ValueError(
+                f"lam must be the same in every group, got {float(first)} and {float(other)}: "
+                "the norm is taken over all parameters"
+            )
+
+
+def parameter(p: Any) -> None:
+    """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
+    if not isinstance(p, Tensor):
+        return  # torch's own message is good
+    if hasattr(p, "device_mesh") or hasattr(p, "_fsdp_flattened"):
+        raise TypeError(
+            f"params holds a shard of a distributed parameter ({type(p).__name__}): "
+            "the norm would be that of this rank only, so DTensor and FSDP are not supported"
+        )
+    if p.layout is torch.strided and overlaps(p):
+        raise ValueError(f"params holds {describe(p)} whose elements share memory (expanded?)")
+    if not (p.dtype in FLOATING or p.dtype in (torch.complex64, torch.complex128)):
+        raise TypeError(f"params must be float32, float64, bfloat16, float16 or complex, got {describe(p)}")

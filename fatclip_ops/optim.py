@@ -18,6 +18,7 @@ from . import checks, native
 from .config import NATIVE, REASON
 from .ops import clip_rows_
 from .reference import Hyper
+from .rounds import Rounds
 from .step import Work, run_native, run_plain
 from .traced import clipped_sgd_, norm_parts
 
@@ -26,12 +27,11 @@ _torch_module = sys.modules[Optimizer.__module__]
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
 _NONFINITE = ("skip", "raise", "propagate")
-_DELTAS = ("gradient", "displacement")
 # Keys that another optimizer's state_dict may bring and that must not steer this one.
 _FOREIGN = ("foreach", "fused", "differentiable", "capturable")
 
 
-class FatClipOptimizer(Optimizer):
+class FatClipOptimizer(Rounds):
     """SGD with clipping, and the bookkeeping of federated rounds; use FatClipPI or FatClipPR.
 
     One step, over all parameters of all groups as one vector g:
@@ -53,7 +53,6 @@ class FatClipOptimizer(Optimizer):
     """
 
     _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling p.grad
-    _clips_steps: bool
 
     def __init__(
         self,
@@ -81,7 +80,6 @@ class FatClipOptimizer(Optimizer):
         # Written in place, and not 0-dim: torch.compile loses assignments and writes to 0-dim float64 tensors.
         self._norm = torch.zeros(1, dtype=torch.float64)
         self._skips = torch.zeros((), dtype=torch.int64)
-        self._in_round = False
         defaults = {
             "lr": lr,
             "lam": lam,
@@ -115,11 +113,11 @@ class FatClipOptimizer(Optimizer):
             group["params"] = params = list(params)
             if not params:
                 raise ValueError("params is an exhausted generator: nothing would be trained; pass a list")
-        _check_group({**self.defaults, **group})
+        checks.group({**self.defaults, **group})
         lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
-        _check_one_lam(lams)
+        checks.one_lam(lams)
         for entry in params if isinstance(params, (list, tuple)) else [params]:
-            _check_parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
+            checks.parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
         super().add_param_group(group)
         if self._in_round:
             for p in self.param_groups[-1]["params"]:
@@ -174,7 +172,7 @@ class FatClipOptimizer(Optimizer):
         groups = self.param_groups
         lam = groups[0]["lam"]
         if len(groups) > 1:
-            _check_one_lam([group["lam"] for group in groups])
+            checks.one_lam([group["lam"] for group in groups])
         work = Work(checks.lam(lam) if self._clips_steps else math.inf, self.nonfinite, self._norm)
         if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:
             self._take_scale(work)
@@ -253,7 +251,7 @@ class FatClipOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("nonfinite", "fused", "_norm", "_skips", "_in_round")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Unpickles, and takes in a loaded state_dict: what it lacks stays as it is here."""
@@ -268,92 +266,6 @@ class FatClipOptimizer(Optimizer):
                 if key not in _FOREIGN:
                     group.setdefault(key, value)
         self._in_round = any("round_start" in s for s in self.state.values())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; a round under way goes on with the same bits."""
-        super().load_state_dict(state_dict)
-        saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for p, state in zip(params, saved, strict=True):
-            if "round_sum" in state:  # float64 whatever the parameter is; torch has cast it
-                self.state[p]["round_sum"] = state["round_sum"].to(p.device, copy=True)
-
-    # ---- rounds
-
-    @torch.no_grad()
-    def begin_round(self) -> None:
-        """Remembers where the model stands (x_t); calling it again starts the round anew from here."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                for key in ("round_segment", "round_sum", "round_lr"):
-                    state.pop(key, None)
-                state["round_start"] = p.detach().clone()
-        self._in_round = True
-
-    @torch.no_grad()
-    def end_round(self, delta: str = "gradient") -> Tensor:
-        """The round's pseudo-gradient as one flat tensor in parameter order; the next round begins here.
-
-        delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
-            when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam.
-        """
-        checks.choice("delta", delta, _DELTAS)
-        if not self._in_round:
-            raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
-        flat, dtype = self._round_delta(delta)
-        if self.nonfinite == "raise" and not torch.isfinite(flat).all():
-            raise ValueError("the round's update has nan or inf; nothing was changed")
-        flat = self._clip_round(flat)
-        self.begin_round()
-        return flat.to(dtype)
-
-    def _round_delta(self, delta: str) -> tuple[Tensor, torch.dtype]:
-        """The update before any clip, and the dtype it is to be returned in.
-
-        PR's is in float64: before its clip a sum may be out of float32's range.
-        """
-        params = [(p, group) for group in self.param_groups for p in group["params"]]
-        dtype = torch.float32 if not params else params[0][0].dtype
-        for p, _ in params:
-            dtype = torch.promote_types(dtype, p.dtype)
-        work_dtype = torch.promote_types(dtype, torch.float32 if self._clips_steps else torch.float64)
-        total = sum(p.numel() for p, _ in params)
-        flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else None)
-        at = 0
-        for p, group in params:
-            flat[at : at + p.numel()].copy_(self._moved(p, delta, checks.lr(group["lr"])).reshape(-1))
-            at += p.numel()
-        return flat, dtype
-
-    def _moved(self, p: Tensor, delta: str, lr: float) -> Tensor:
-        """How far one parameter came in this round, in float64."""
-        state = self.state[p]
-        if delta == "displacement":
-            return _wide(state["round_start"]) - _wide(p)
-        segment = _wide(state.get("round_segment", state["round_start"])) - _wide(p)
-        lr = state.get("round_lr", lr)
-        segment = segment / lr if lr > 0 else torch.zeros_like(segment)
-        return segment + state["round_sum"] if "round_sum" in state else segment
-
-    @torch.no_grad()
-    def _folds(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """What to remember once the step is taken: which lr it used and, where lr has changed, the sum so far."""
-        folds: list[tuple[Tensor, dict[str, Any]]] = []
-        for group in self.param_groups:
-            lr = float(group["lr"])
-            for p in group["params"]:
-                before = self.state[p].get("round_lr")
-                if before is None:
-                    folds.append((p, {"round_lr": lr}))
-                elif before != lr:
-                    so_far, here = self._moved(p, "gradient", lr), p.detach().clone()
-                    folds.append((p, {"round_lr": lr, "round_sum": so_far, "round_segment": here}))
-        return folds
-
-    def _clip_round(self, flat: Tensor) -> Tensor:
-        """What is sent, from what was done."""
-        return flat
 
 
 class FatClipPI(FatClipOptimizer):
@@ -384,13 +296,9 @@ class FatClipPR(FatClipOptimizer):
 
     def _clip_round(self, flat: Tensor) -> Tensor:
         real = torch.view_as_real(flat).reshape(1, -1) if flat.is_complex() else flat.unsqueeze(0)
-        _check_one_lam([group["lam"] for group in self.param_groups])
+        checks.one_lam([group["lam"] for group in self.param_groups])
         self._norm.copy_(clip_rows_(real, checks.lam(self.param_groups[0]["lam"])))
         return flat
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _hyper(group: dict[str, Any]) -> Hyper:
@@ -402,43 +310,3 @@ def _hyper(group: dict[str, Any]) -> Hyper:
         group["nesterov"],
         group["maximize"],
     )
-
-
-def _check_group(group: dict[str, Any]) -> None:
-    checks.lr(group["lr"])
-    checks.lam(group["lam"])
-    for name in ("momentum", "weight_decay"):
-        checks.lr(group[name], name)
-    checks.number("dampening", group["dampening"], low=-math.inf)
-    for name in ("nesterov", "maximize"):
-        checks.flag(name, group[name])
-    if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
-        raise ValueError(
-            "nesterov=True needs momentum > 0 and dampening = 0, "
-            f"got momentum={group['momentum']}, dampening={group['dampening']}"
-        )
-
-
-def _check_one_lam(lams: list[Any]) -> None:
-    first = lams[0]
-    for lam in lams[1:]:
-        if lam is not first and float(lam) != float(first):
-            raise ValueError(
-                f"lam must be the same in every group, got {float(first)} and {float(lam)}: "
-                "the norm is taken over all parameters"
-            )
-
-
-def _check_parameter(p: Any) -> None:
-    """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
-    if not isinstance(p, Tensor):
-        return  # torch's own message is good
-    if hasattr(p, "device_mesh") or hasattr(p, "_fsdp_flattened"):
-        raise TypeError(
-            f"params holds a shard of a distributed parameter ({type(p).__name__}): "
-            "the norm would be that of this rank only, so DTensor and FSDP are not supported"
-        )
-    if p.layout is torch.strided and checks.overlaps(p):
-        raise ValueError(f"params holds {checks.describe(p)} whose elements share memory (expanded?)")
-    if not (p.dtype in checks.FLOATING or p.dtype in (torch.complex64, torch.complex128)):
-        raise TypeError(f"params must be float32, float64, bfloat16, float16 or complex, got {checks.describe(p)}")

@@ -1,0 +1,115 @@
+"""Federated rounds: what an optimizer remembers between begin_round() and end_round().
+
+Per parameter, in the optimizer's state (so that it is saved, loaded, copied and moved with it):
+
+    round_start    x_t, where the round began
+    round_lr       the lr of the steps since
+    round_sum      the sum of gradients up to the last change of lr, in float64
+    round_segment  where the parameter stood at that change
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import checks
+
+_DELTAS = ("gradient", "displacement")
+
+
+class Rounds(Optimizer):
+    """The part of FatClipOptimizer that keeps the books of a round."""
+
+    nonfinite: str
+    _clips_steps: bool
+    _in_round = False
+
+    @torch.no_grad()
+    def begin_round(self) -> None:
+        """Remembers where the model stands (x_t); calling it again starts the round anew from here."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                for key in ("round_segment", "round_sum", "round_lr"):
+                    state.pop(key, None)
+                state["round_start"] = p.detach().clone()
+        self._in_round = True
+
+    @torch.no_grad()
+    def end_round(self, delta: str = "gradient") -> Tensor:
+        """The round's pseudo-gradient as one flat tensor in parameter order; the next round begins here.
+
+        delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
+            when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam.
+        """
+        checks.choice("delta", delta, _DELTAS)
+        if not self._in_round:
+            raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
+        flat, dtype = self._round_delta(delta)
+        if self.nonfinite == "raise" and not torch.isfinite(flat).all():
+            raise ValueError("the round's update has nan or inf; nothing was changed")
+        flat = self._clip_round(flat)
+        self.begin_round()
+        return flat.to(dtype)
+
+    def _round_delta(self, delta: str) -> tuple[Tensor, torch.dtype]:
+        """The update before any clip, and the dtype it is to be returned in.
+
+        PR's is in float64: before its clip a sum may be out of float32's range.
+        """
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        dtype = torch.float32 if not params else params[0][0].dtype
+        for p, _ in params:
+            dtype = torch.promote_types(dtype, p.dtype)
+        work_dtype = torch.promote_types(dtype, torch.float32 if self._clips_steps else torch.float64)
+        total = sum(p.numel() for p, _ in params)
+        flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else None)
+        at = 0
+        for p, group in params:
+            flat[at : at + p.numel()].copy_(self._moved(p, delta, checks.lr(group["lr"])).reshape(-1))
+            at += p.numel()
+        return flat, dtype
+
+    def _moved(self, p: Tensor, delta: str, lr: float) -> Tensor:
+        """How far one parameter came in this round, in float64."""
+        state = self.state[p]
+        if delta == "displacement":
+            return _wide(state["round_start"]) - _wide(p)
+        segment = _wide(state.get("round_segment", state["round_start"])) - _wide(p)
+        lr = state.get("round_lr", lr)
+        segment = segment / lr if lr > 0 else torch.zeros_like(segment)
+        return segment + state["round_sum"] if "round_sum" in state else segment
+
+    @torch.no_grad()
+    def _folds(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """What to remember once the step is taken: which lr it used and, where lr has changed, the sum so far."""
+        folds: list[tuple[Tensor, dict[str, Any]]] = []
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            for p in group["params"]:
+                before = self.state[p].get("round_lr")
+                if before is None:
+                    folds.append((p, {"round_lr": lr}))
+                elif before != lr:
+                    so_far, here = self._moved(p, "gradient", lr), p.detach().clone()
+                    folds.append((p, {"round_lr": lr, "round_sum": so_far, "round_segment": here}))
+        return folds
+
+    def _clip_round(self, flat: Tensor) -> Tensor:
+        """What is sent, from what was done."""
+        return flat
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; a round under way goes on with the same bits."""
+        super().load_state_dict(state_dict)
+        saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p, state in zip(params, saved, strict=True):
+            if "round_sum" in state:  # float64 whatever the parameter is; torch has cast it
+                self.state[p]["round_sum"] = state["round_sum"].to(p.device, copy=True)
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
