@@ -1,7 +1,8 @@
 // Clip and aggregate.
 //
-// Rows are taken in groups that fit in cache: the norms of a group read it from memory, the sum reads it again from
-// cache. Memory traffic is one read of the matrix. Each thread keeps to its own columns, so it finds them in its L2.
+// Rows are taken in groups: the norms of a group read it from memory, the sum reads it again from cache. Where a group
+// fits in cache, memory traffic is one read of the matrix; of longer rows the sum finds the last columns there, and
+// starts with those. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever made.
 #include "pool.h"
 #include "rows.h"
 
