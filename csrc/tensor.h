@@ -1,5 +1,5 @@
 // Reads a torch.Tensor without PyTorch's headers: through the DLPack exchange table that the type publishes
-// (array API standard, __dlpack_c_exchange_api__; about 20 ns), or by its Python methods where torch is older.
+// (array API standard, __dlpack_c_exchange_api__), or by its Python methods where torch is older.
 #pragma once
 #include <pybind11/pybind11.h>
 
