@@ -18,7 +18,6 @@ _module: Any = NATIVE
 if NATIVE is not None:
     _module.register_types(Tensor, Parameter)
 
-_aggregate: Any = getattr(NATIVE, "aggregate", None)
 _increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 _threads = torch.get_num_threads
 _compiling = torch.compiler.is_dynamo_compiling
@@ -126,7 +125,7 @@ def aggregate(*args: Any) -> Aggregate | None:
     args: rows (a matrix), 0; or rows (a list of tensors, client by client), how many per client; then
     lam, weights, mean, strict, targets, subtract, scale.
     """
-    result: Aggregate | None = _aggregate(*args, _threads())
+    result: Aggregate | None = _module.aggregate(*args, _threads())
     return result
 
 

@@ -19,7 +19,7 @@ from .config import NATIVE, REASON
 from .ops import clip_rows_
 from .reference import Hyper
 from .rounds import Rounds
-from .step import Work, run_native, run_plain
+from .step import Work, as_real, run_native, run_plain
 from .traced import clipped_sgd_, norm_parts
 
 _torch_module = sys.modules[Optimizer.__module__]
@@ -250,7 +250,7 @@ class FatClipOptimizer(Rounds):
         return f"a parameter of shape {tuple(p.shape)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "fused", "_norm", "_skips", "_in_round")
+        own = ("nonfinite", "fused", "_norm", "_skips")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -295,9 +295,8 @@ class FatClipPR(FatClipOptimizer):
     _clips_steps = False
 
     def _clip_round(self, flat: Tensor) -> Tensor:
-        real = torch.view_as_real(flat).reshape(1, -1) if flat.is_complex() else flat.unsqueeze(0)
         checks.one_lam([group["lam"] for group in self.param_groups])
-        self._norm.copy_(clip_rows_(real, checks.lam(self.param_groups[0]["lam"])))
+        self._norm.copy_(clip_rows_(as_real(flat).view(1, -1), checks.lam(self.param_groups[0]["lam"])))
         return flat
 
 

@@ -97,8 +97,6 @@ class FatClipServer:
         for i, p in enumerate(self.params):
             if checks.overlaps(p):
                 raise ValueError(f"params[{i}] has elements that share memory (an expanded tensor?)")
-            if p.device != self.params[0].device:
-                raise ValueError(f"params must be on one device, got {self.params[0].device} and {p.device}")
         checks.lr(lr)
         checks.lam(lam)
         self.lr, self.lam, self.reduce, self.nonfinite = lr, lam, reduce, nonfinite
@@ -112,17 +110,21 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
-        lr, lam, strict = self.lr, self.lam, self.nonfinite == "raise"
-        if not (type(lr) is float and 0 <= lr < math.inf):
-            lr = checks.lr(lr)
-        if not (type(lam) is float and lam > 0):
-            lam = checks.lam(lam)
+        lr, lam, strict = checks.lr(self.lr), checks.lam(self.lam), self.nonfinite == "raise"
+        result = None
         if weights is None and type(deltas) is Tensor and native.eager():
             # the common case: the native code looks at sizes and layouts itself, and refuses what does not fit
             result = native.aggregate(deltas, 0, lam, None, self.reduce == "mean", strict, self.params, True, lr)
-            if result is not None and result[3]:
-                native.bump(self.params)
-                return ServerResult(result)
+        if result is None:
+            result = self._any(deltas, weights, lr, lam, strict)
+        elif result[3]:
+            native.bump(self.params)
+        if strict and result[1]:
+            raise ValueError(f"clients {list(result[1])} sent nan or inf; the model was not moved")
+        return ServerResult(result)
+
+    def _any(self, deltas: Any, weights: Any, lr: float, lam: float, strict: bool) -> native.Aggregate:
+        """A step from updates and weights in any form."""
         rows, clients, pieces = self._rows(deltas)
         if clients == 0:
             raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
@@ -130,11 +132,7 @@ class FatClipServer:
         if exponent and self.reduce == "sum":
             lr = times_pow2(lr, exponent)
         result = self._native(rows, pieces, w, lr, lam, strict) if native.eager() else None
-        if result is None:
-            result = self._plain(rows, pieces, w, lr, lam, strict)
-        if strict and result[1]:
-            raise ValueError(f"clients {list(result[1])} sent nan or inf; the model was not moved")
-        return ServerResult(result)
+        return self._plain(rows, pieces, w, lr, lam, strict) if result is None else result
 
     def _native(
         self, rows: Any, pieces: int, w: Tensor | None, lr: float, lam: float, strict: bool

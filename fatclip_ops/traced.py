@@ -7,12 +7,12 @@ from torch import Tensor
 
 from .ops import declare
 from .reference import Hyper, Norm
-from .step import Work, run_native, run_plain
+from .step import Work, as_real, run_native, run_plain
 
 
 def norm_parts(tensors: list[Tensor]) -> Tensor:
     """Value, mantissa and exponent of the norm of all tensors taken as one vector."""
-    result: Tensor = torch.ops.fatclip.norm_parts([torch.view_as_real(t) if t.is_complex() else t for t in tensors])
+    result: Tensor = torch.ops.fatclip.norm_parts([as_real(t) for t in tensors])
     return result
 
 

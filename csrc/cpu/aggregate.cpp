@@ -14,7 +14,7 @@ namespace {
 // The sum runs in row order whatever the answer, so it never shows in the bits.
 int64_t group_size(const Rows& rows, int threads) {
   const int64_t bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
-  return std::min(rows.m, std::max<int64_t>(12, caches().l2 * threads / 2 / bytes));
+  return std::min(rows.m, std::max<int64_t>(12, l2_bytes() * threads / 2 / bytes));
 }
 
 // What a call needs besides its arguments; a thread keeps it between calls, unless it is large.

@@ -41,12 +41,9 @@ void each_alike(const Item* const* items, int count, Body body) {
 
 }  // namespace
 
-const Caches& caches() {
-  static const Caches sizes = [] {
-    const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return Caches{l2 > 0 ? l2 : 1 << 20, l3 > 0 ? l3 : 8 << 20};
-  }();
-  return sizes;
+int64_t l2_bytes() {
+  static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return found > 0 ? found : 1 << 20;
 }
 
 void sum_squares(const std::vector<ReadItem>& items, int streams) {

@@ -35,10 +35,8 @@ inline Range share(int64_t total, int part, int parts) { return {total * part / 
 constexpr int kFarStreams = 8;
 inline int streams_for(int64_t bytes) { return bytes > (16 << 20) ? kFarStreams : 1; }
 
-struct Caches {
-  int64_t l2, l3;  // bytes: of one core, and shared
-};
-const Caches& caches();
+// Bytes of one core's L2 cache.
+int64_t l2_bytes();
 
 // A block to read: its sum of squares goes to *out.
 struct ReadItem {

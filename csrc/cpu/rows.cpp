@@ -34,9 +34,9 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
   const Columns columns(rows, list);
   const int64_t blocks = columns.count(), bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
   const int used = useful_threads(rows.m * rows.d, threads);
-  const bool whole = rows.m >= 2 * used && bytes <= caches().l2 / 4;
+  const bool whole = rows.m >= 2 * used && bytes <= l2_bytes() / 4;
   const int streams = streams_for(rows.m * bytes);
-  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kFarStreams, caches().l2 / 4 / bytes)) : 1;
+  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kFarStreams, l2_bytes() / 4 / bytes)) : 1;
   std::vector<double> shared(whole ? 0 : 2 * blocks);
   Barrier barrier;
   parallel(used, [&](int part, int parts) {

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import assert_refused
 
 from fatclip_ops import FatClipOptimizer, FatClipPI, FatClipPR
 
@@ -36,16 +37,7 @@ def snapshot(w):
 
 
 def refused(call, error, *words):
-    w = world()
-    before = snapshot(w)
-    with pytest.raises(Exception) as caught:  # the type itself is compared below
-        call(w)
-    message = str(caught.value)
-    assert type(caught.value) is error, f"{type(caught.value).__name__}: {message}"
-    assert "\n" not in message
-    for word in words:
-        assert word in message
-    assert snapshot(w) == before
+    assert_refused(world, snapshot, call, error, words)
 
 
 BAD_LAM = [
