@@ -1,0 +1,109 @@
+"""Symmetric noise with light and fat tails, drawn from a NumPy generator.
+
+| kind     | law of one entry                                             | moments of order p exist |
+|----------|--------------------------------------------------------------|--------------------------|
+| none     | 0                                                            | all                      |
+| gaussian | normal, standard deviation `scale`                           | all                      |
+| cauchy   | Cauchy, half width `scale`                                   | p < 1                    |
+| stable   | alpha-stable, characteristic function exp(-|scale*t|^alpha)  | p < alpha                |
+| pareto   | random sign, P(|X| > x) = (scale/x)^alpha for x >= scale     | p < alpha                |
+
+A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.errors import InputError
+
+KINDS = ("none", "gaussian", "cauchy", "stable", "pareto")
+
+_TINY = np.finfo(np.float64).tiny
+
+
+def sample(
+    kind: str,
+    shape: int | Sequence[int],
+    rng: np.random.Generator,
+    *,
+    alpha: float | None = None,
+    scale: float = 1.0,
+) -> np.ndarray:
+    """Draw independent noise of one kind as a float64 array.
+
+    `alpha` is the tail index: needed for "stable" (0 < alpha <= 2) and "pareto" (alpha > 0), not read otherwise.
+    An entry is infinite only where its value lies beyond float64, and never nan.
+
+    >>> sample("stable", (2, 3), np.random.default_rng(0), alpha=1.5, scale=2.0).shape
+    (2, 3)
+    """
+    check(kind, alpha=alpha, scale=scale)
+    if kind == "none" or scale == 0:
+        return np.zeros(shape)
+    with np.errstate(over="ignore"):  # inf is the answer for a value beyond float64
+        return np.asarray(_draw(kind, shape, rng, alpha, float(scale)))
+
+
+def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
+    """Refuse a kind, index or scale that `sample` cannot draw from."""
+    if kind not in KINDS:
+        raise InputError(f"noise must be one of {', '.join(KINDS)}, got {kind!r}")
+    if not 0 <= scale < math.inf:
+        raise InputError(f"noise scale must be a finite number >= 0, got {scale}")
+    if kind == "stable" and (alpha is None or not 0 < alpha <= 2):
+        raise InputError(f"noise alpha must be in (0, 2] for stable noise, got {alpha}")
+    if kind == "pareto" and (alpha is None or not 0 < alpha < math.inf):
+        raise InputError(f"noise alpha must be a finite number > 0 for pareto noise, got {alpha}")
+
+
+def _draw(
+    kind: str, shape: int | Sequence[int], rng: np.random.Generator, alpha: float | None, scale: float
+) -> np.ndarray:
+    if kind == "gaussian":
+        return rng.standard_normal(shape) * scale
+    if kind == "cauchy" or (kind == "stable" and alpha == 1):
+        return rng.standard_cauchy(shape) * scale
+    if kind == "stable" and alpha == 2:
+        return rng.standard_normal(shape) * (math.sqrt(2) * scale)
+    assert alpha is not None  # check() refused it for the kinds that are left
+    return (_stable if kind == "stable" else _pareto)(float(alpha), scale, shape, rng)
+
+
+def _signed_uniform(shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Uniform on (-1/2, 1/2), symmetric to the last bit, and never -1/2, 0 or 1/2.
+
+    The draws are the odd multiples of 2^-54, so both tails reach equally far and no logarithm meets a zero.
+    """
+    s = rng.random(shape)
+    s -= 0.5
+    s += 2.0**-54
+    return s
+
+
+def _stable(alpha: float, scale: float, shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Chambers, Mallows and Stuck (1976), symmetric case, in logarithms.
+
+    With V uniform on (-pi/2, pi/2) and W exponential:
+        X = sin(alpha V) / cos(V)^(1/alpha) * (cos((1 - alpha) V) / W)^((1 - alpha)/alpha).
+    """
+    s = _signed_uniform(shape, rng)  # V = pi s
+    log_w = np.log(np.maximum(rng.standard_exponential(shape), _TINY))
+    d = 0.5 - np.abs(s)  # exact: the distance of V to the nearer end, in units of pi
+    # Every sine and cosine is the sine of a small angle, so nothing cancels near V = +-pi/2, where the tail is.
+    sin_av = np.sin(np.pi * np.minimum(alpha * (0.5 - d), (2 - alpha) / 2 + alpha * d))
+    cos_v = np.sin(np.pi * d)
+    cos_bv = np.sin(np.pi * (min(alpha, 2 - alpha) / 2 + abs(1 - alpha) * d))
+    # One division by alpha: two terms that overflow apart would leave inf - inf.
+    power = ((1 - alpha) * (np.log(cos_bv) - log_w) - np.log(cos_v)) / alpha
+    # The scale joins the exponent, so a huge draw times a small scale does not overflow on the way.
+    return np.copysign(np.exp(power + np.log(np.maximum(sin_av, _TINY)) + math.log(scale)), s)
+
+
+def _pareto(alpha: float, scale: float, shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Invert the tail function: |X| = scale * U^(-1/alpha); sign and U come from one draw."""
+    s = _signed_uniform(shape, rng)
+    return np.copysign(np.exp(math.log(scale) - np.log(2 * np.abs(s)) / alpha), s)
