@@ -1,5 +1,9 @@
-"""The one error that is meant for the person at the keyboard."""
+"""The errors of fedsim that are meant for the person who runs it."""
 
 
 class InputError(ValueError):
-    """A one-line message that names what was given and what would be right; the command line turns it into exit code 2."""
+    """Something a person asked for cannot be done; the message is one line that says what and what would be right."""
+
+
+class ClientError(RuntimeError):
+    """A client's local work raised or its worker died; the message names the clients and carries the traceback."""

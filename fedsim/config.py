@@ -1,0 +1,217 @@
+"""What one run of one algorithm is made of: every setting, checked when it is made."""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from .algorithms import ALGORITHMS
+from .errors import InputError
+
+PROBLEMS = ("quadratic", "mnist-logistic", "mnist-mlp", "cifar10-cnn", "shakespeare-lstm")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "problem": PROBLEMS,
+    "algorithm": tuple(ALGORITHMS),
+    "delta": ("gradient", "displacement"),
+    "reduce": ("mean", "sum"),
+    "partition": ("classes", "dirichlet", "iid", "roles"),
+    "noise": ("none", "gaussian", "cauchy", "stable", "pareto"),
+    "engine": ("auto", "sequential", "stacked"),
+    "dtype": ("float32", "float64"),
+    "on_client_error": ("stop", "reject"),
+}
+CLASSES = {"mnist-logistic": 10, "mnist-mlp": 10, "cifar10-cnn": 10, "shakespeare-lstm": 80}
+
+Rule = tuple[Callable[[Any], bool], str]
+_POSITIVE: Rule = (lambda v: v >= 1, "an integer of at least 1")
+_NATURAL: Rule = (lambda v: v >= 0, "an integer of at least 0")
+_RATE: Rule = (lambda v: 0 < v < math.inf, "a finite number above 0")
+INTEGERS: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("clients", "participants", "local_steps", "local_epochs", "batch", "classes_per_client"), _POSITIVE
+    ),
+    **dict.fromkeys(("samples_per_client", "dim", "cohort", "workers", "eval_every"), _POSITIVE),
+    **dict.fromkeys(("rounds",), _NATURAL),
+    "seed": (lambda v: 0 <= v < 2**63, "an integer from 0 to 2**63 - 1"),
+}
+FLOATS: dict[str, Rule] = {
+    **dict.fromkeys(("eta_l", "eta", "concentration"), _RATE),
+    "lam": (lambda v: v > 0, "a number above 0, or inf to switch clipping off"),
+    "noise_alpha": (lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
+    "noise_scale": (lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
+}
+OPTIONAL = ("participants", "local_steps", "local_epochs", "samples_per_client", "cohort")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run of one algorithm; wrong values are refused with an InputError that names the key.
+
+    Rules: exactly one of local_steps and local_epochs (one step where neither is given); gclip and sgd are centralised,
+    so they force clients=1 and local_steps=1; eta is the factor in front of reduce(delta), so the paper's
+    eta * eta_l / m is eta with reduce="sum" and delta="gradient".
+
+    >>> Config(rounds=5).with_settings(["lam=3", "local_epochs=2"]).local_epochs
+    2
+    """
+
+    problem: str = "quadratic"
+    algorithm: str = "fedavg"
+    clients: int = 5
+    participants: int | None = None  # None: all of them
+    rounds: int = 300
+    local_steps: int | None = None
+    local_epochs: int | None = None  # passes over the client's samples, the last short batch kept
+    batch: int = 64
+    eta_l: float = 0.1
+    eta: float = 1.0
+    lam: float = math.inf
+    delta: str = "displacement"
+    reduce: str = "mean"
+    partition: str = "iid"
+    classes_per_client: int = 10
+    concentration: float = 0.5
+    samples_per_client: int | None = None  # None: the whole data set, every sample once
+    dim: int = 3
+    noise: str = "none"
+    noise_alpha: float = 1.5
+    noise_scale: float = 1.0
+    seed: int = 0
+    engine: str = "auto"
+    cohort: int | None = None  # clients held in memory at once; None: chosen
+    workers: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+    eval_every: int = 1
+    on_client_error: str = "stop"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+        if self.local_steps is not None and self.local_epochs is not None:
+            both = f"local_steps={self.local_steps} and local_epochs={self.local_epochs}"
+            raise InputError(f"{both} are both set: give one of them")
+        if ALGORITHMS[self.algorithm].central:
+            self._force(clients=1, participants=None, local_steps=1, local_epochs=None, partition="iid")
+        elif self.local_steps is None and self.local_epochs is None:
+            self._force(local_steps=1)
+        self._check_clients()
+        self._check_problem()
+
+    def _force(self, **values: Any) -> None:
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+    def _check_clients(self) -> None:
+        if self.participants is not None and self.participants > self.clients:
+            raise InputError(
+                f"participants={self.participants} is more than clients={self.clients}: at most all take part"
+            )
+        per, classes = self.classes_per_client, CLASSES.get(self.problem)
+        if self.partition != "classes" or classes is None:
+            return
+        if per > classes:
+            raise InputError(f"classes_per_client={per} is more than the {classes} classes of {self.problem}")
+        if self.clients * per % classes:
+            raise InputError(
+                f"classes_per_client={per} with clients={self.clients} does not divide: clients * classes_per_client "
+                f"must be a multiple of the {classes} classes of {self.problem}"
+            )
+
+    def _check_problem(self) -> None:
+        if self.problem == "quadratic":
+            if self.local_epochs is not None:
+                raise InputError(
+                    f"local_epochs={self.local_epochs}: quadratic has no samples to pass over; set local_steps"
+                )
+        elif self.noise != "none":
+            raise InputError(
+                f"noise={self.noise} belongs to the quadratic problem, not to {self.problem}; set noise=none"
+            )
+        if self.partition == "roles" and self.problem != "shakespeare-lstm":
+            raise InputError(f"partition=roles belongs to shakespeare-lstm, not to {self.problem}; use classes or iid")
+
+    @property
+    def participating(self) -> int:
+        """How many clients take part in a round."""
+        return self.clients if self.participants is None else self.participants
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+        """A Config from keys and values as JSON holds them; inf may be written "inf"."""
+        _known(values)
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, ready for JSON: infinity is the word "inf"."""
+        return {key: "inf" if value == math.inf else value for key, value in asdict(self).items()}
+
+    def with_settings(self, settings: Iterable[str]) -> "Config":
+        """A new Config with "key=value" settings; setting one of local_steps and local_epochs clears the other."""
+        values: dict[str, Any] = {}
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise InputError(f"setting {setting!r} is not of the form key=value")
+            values[key.strip()] = value.strip()
+        return self.with_values(values)
+
+    def with_values(self, values: Mapping[str, Any]) -> "Config":
+        """The same from a mapping."""
+        _known(values)
+        changes = dict(values)
+        for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
+            if changes.get(one) is not None and other not in changes:
+                changes[other] = None
+        return replace(self, **changes)
+
+
+_KEYS = tuple(field.name for field in fields(Config))
+
+
+def _known(values: Mapping[str, Any]) -> None:
+    for key in values:
+        if key not in _KEYS:
+            close = difflib.get_close_matches(str(key), _KEYS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(_KEYS)}"
+            raise InputError(f"unknown key {key!r}; {hint}")
+
+
+def _checked(key: str, value: Any) -> Any:
+    """The value in its own type, from text or JSON, or an InputError that names the key."""
+    if key in OPTIONAL and (value is None or (isinstance(value, str) and value.lower() == "none")):
+        return None
+    if key in INTEGERS:
+        return _number(key, value, _integer, INTEGERS[key], key in OPTIONAL)
+    if key in FLOATS:
+        return _number(key, value, _float, FLOATS[key], False)
+    if key in CHOICES and value not in CHOICES[key]:
+        raise InputError(f"{key}={value} is not known; one of {', '.join(CHOICES[key])}")
+    if key == "device" and not (isinstance(value, str) and (value == "cpu" or value.split(":")[0] == "cuda")):
+        raise InputError(f"device={value} is not known; cpu, cuda or cuda:N")
+    return value
+
+
+def _number(key: str, value: Any, read: Callable[[Any], Any], rule: Rule, optional: bool) -> Any:
+    test, right = rule
+    try:
+        number = read(value)
+        good = test(number)
+    except (TypeError, ValueError, OverflowError):
+        good = False
+    if not good:
+        raise InputError(f"{key}={value} must be {right}{' (or none)' if optional else ''}")
+    return number
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)

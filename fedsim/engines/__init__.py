@@ -1,0 +1,1 @@
+"""The ways to run one communication round: clients one after another, or stacked."""

@@ -1,0 +1,28 @@
+"""The synthetic objective of the paper: f(x, xi) = ||x||^2 / 2 + <xi, x>, minimal (0) at x = 0."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+START = (2.0, 1.0, 1.5)
+
+
+def start(dim: int, dtype: torch.dtype) -> Tensor:
+    """x_0 = (2, 1, 1.5), repeated to dim entries."""
+    return torch.from_numpy(np.resize(np.array(START), dim)).to(dtype)
+
+
+def loss(x: Tensor) -> Tensor:
+    """f(x) without the noise, per row, in float64."""
+    return x.to(torch.float64).square().sum(-1) / 2
+
+
+class Quadratic(nn.Module):
+    """One client's stochastic objective."""
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(x.clone())
+
+    def forward(self, xi: Tensor) -> Tensor:
+        return self.x.square().sum() / 2 + (xi * self.x).sum()

@@ -1,0 +1,123 @@
+"""A simulation: communication rounds of one configuration, each with a record; its state is x and a round number."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .config import Config
+from .engines.outcome import Clock, Outcome, quantiles
+from .engines.quadratic import QuadraticRounds
+from .errors import InputError
+
+
+class Observer(Protocol):
+    """Sees what every client sends, before any round clip.
+
+    update: called in client order, a cohort at a time; the rows are only valid during the call.
+    end_round: full is the true full pseudo-gradient where `wants_full` is set, else None.
+    """
+
+    wants_full: bool
+
+    def update(self, round_: int, clients: Sequence[int], deltas: Tensor) -> None: ...
+    def end_round(self, round_: int, full: Tensor | None) -> None: ...
+
+
+class Simulation:
+    """Runs rounds of one Config: `step()` does one and returns its record.
+
+    seeds: several only for the quadratic problem, where all of them advance as one; otherwise (config.seed,).
+    The result depends on config and seed only, not on engine cohort size or workers (engines: to float accuracy).
+
+    >>> with Simulation(Config(noise="cauchy", rounds=2, local_steps=2), seeds=(0, 1)) as simulation:
+    ...     simulation.step()["round"], tuple(simulation.x.shape)
+    (1, (2, 3))
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        seeds: Sequence[int] | None = None,
+        data_root: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.seeds = (config.seed,) if seeds is None else tuple(seeds)
+        if not self.seeds or (len(self.seeds) > 1 and config.problem != "quadratic"):
+            raise InputError(f"seeds={list(self.seeds)}: {config.problem} takes exactly one seed")
+        self.rounds_done = 0
+        self.engine = "stacked" if config.engine == "auto" else config.engine
+        self.engine_reason = "one batch of rows for all seeds and clients" if config.engine == "auto" else "as asked"
+        self._rounds = QuadraticRounds(config, self.seeds, self.engine)
+        self.steps_per_round = config.local_steps
+        self._x = self._rounds.start()
+
+    @property
+    def x(self) -> Tensor:
+        """The model: (d,), or (seeds, d) for the quadratic problem."""
+        return self._x
+
+    def step(self, observer: Observer | None = None) -> dict[str, Any]:
+        """One communication round; returns its record, ready for JSON."""
+        if observer is not None and len(self.seeds) > 1:
+            raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
+        began, clock = time.perf_counter(), Clock()
+        outcome = self._rounds.run(self.rounds_done, self._x, observer, clock)
+        self._move(outcome)
+        self.rounds_done += 1
+        clock.lap("aggregate")
+        found = self.evaluate() if self._evaluates() else dict.fromkeys(("loss", "accuracy"), [None] * len(self.seeds))
+        clock.lap("evaluate")
+        return {
+            "round": self.rounds_done,
+            **found,
+            "norms": quantiles(outcome.norms),
+            "step_norms": quantiles(outcome.step_norms),
+            "clipped": outcome.clipped,
+            "rejected": outcome.rejected,
+            "seconds": time.perf_counter() - began,
+            "phases": clock.seconds,
+        }
+
+    def _evaluates(self) -> bool:
+        return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds
+
+    def _move(self, outcome: Outcome) -> None:
+        """x <- x - eta * reduce(Delta); where every client was rejected x stays."""
+        total = outcome.total
+        if self.config.reduce == "mean":
+            total = total / outcome.accepted.clamp(min=1)[:, None]
+        rows = self._x.view(len(self.seeds), -1)
+        rows.copy_(rows.to(torch.float64) - self.config.eta * total)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Loss and accuracy on the test set (the noise-free loss of the quadratic), one entry per seed."""
+        loss, accuracy = self._rounds.evaluate(self._x)
+        return {"loss": loss, "accuracy": accuracy}
+
+    def state_dict(self) -> dict[str, Tensor | int]:
+        """All that is needed to go on with the same bits."""
+        return {"x": self._x.clone(), "rounds_done": self.rounds_done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken."""
+        x = state["x"]
+        if x.shape != self._x.shape or x.dtype != self._x.dtype:
+            here = f"{tuple(self._x.shape)} of {self._x.dtype}"
+            raise InputError(f"state holds x of shape {tuple(x.shape)} and {x.dtype}, this simulation needs {here}")
+        self._x.copy_(x)
+        self.rounds_done = int(state["rounds_done"])
+
+    def close(self) -> None:
+        """Ends the workers, if there are any."""
+        self._rounds.close()
+
+    def __enter__(self) -> "Simulation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
