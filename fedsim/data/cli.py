@@ -1,0 +1,92 @@
+"""`python -m fedsim data`: gets data sets, and draws how they are dealt to clients."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedsim.data import fetch, sets
+from fedsim.data.files import default_root
+from fedsim.errors import InputError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="fedsim data",
+        description="Gets, verifies and prepares data sets; `fedsim data show NAME` draws how one is dealt to clients.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(sets.NAMES)} (default: all)")
+    _add_root(parser)
+    return parser
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", type=Path, help="data folder (default: $FEDSIM_DATA, else ~/.cache/fedsim)")
+
+
+def _show_parser() -> _Parser:
+    parser = _Parser(prog="fedsim data show", description="Draws how a data set is dealt to clients.")
+    parser.add_argument("name", metavar="NAME", help=", ".join(sets.NAMES))
+    parser.add_argument(
+        "--partition", choices=["classes", "dirichlet", "iid", "roles"], help="default: classes, or roles"
+    )
+    parser.add_argument("--clients", type=int, default=100, help="default: 100 (roles: every role is a client)")
+    parser.add_argument("--classes-per-client", type=int, default=2, metavar="P", help="for classes (default: 2)")
+    parser.add_argument("--concentration", type=float, default=0.5, metavar="C", help="for dirichlet (default: 0.5)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="figure to write: .png, .svg or .pdf")
+    _add_root(parser)
+    return parser
+
+
+def _get_one(name: str, root: Path, bar: Any) -> None:
+    data = sets.module(name)
+    bar.set_description(f"{name}: fetching and verifying")
+    say = lambda text: bar.write(f"fedsim: {text}", file=sys.stderr)  # noqa: E731
+    whence = fetch.get(data, name, root, sets.KNOWN, bar.refresh, say)
+    bar.set_description(f"{name}: preparing")
+    prepare = getattr(data, "prepare", None)
+    detail = f" ({prepare(root)})" if prepare else ""
+    bar.write(f"{name}: verified in {root}, {whence}{detail}", file=sys.stdout)
+    bar.update()
+
+
+def get(names: list[str], root: Path) -> int:
+    """Gets every named set; one that fails does not keep the others from being fetched."""
+    from tqdm import tqdm
+
+    wanted = list(dict.fromkeys(names)) or list(sets.NAMES)
+    for name in wanted:
+        sets.module(name)
+    failed = 0
+    with tqdm(total=len(wanted), unit="set", disable=None, leave=False, file=sys.stderr) as bar:
+        for name in wanted:
+            try:
+                _get_one(name, root, bar)
+            except fetch.FetchError as error:
+                failed = 1
+                bar.write(f"fedsim: {error}", file=sys.stderr)
+    return failed
+
+
+def main(argv: list[str]) -> int:
+    try:
+        if argv[:1] == ["show"]:
+            from fedsim.data import show
+
+            options = _show_parser().parse_args(argv[1:])
+            print(show.draw(options))
+            return 0
+        options = _parser().parse_args(argv)
+        return get(options.names, (options.root or default_root()).expanduser())
+    except InputError as error:
+        print(f"fedsim: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedsim: stopped; the same command starts again cleanly", file=sys.stderr)
+        return 130

@@ -1,0 +1,145 @@
+"""Files that are whole or not there: checksums, writes under a temporary name, one writer at a time."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsim.errors import InputError
+
+CHUNK = 1 << 20
+PARTIAL = ".partial-"  # what a name begins with while its content is not complete
+
+
+def default_root() -> Path:
+    """$FEDSIM_DATA, or ~/.cache/fedsim."""
+    return Path(os.environ.get("FEDSIM_DATA") or "~/.cache/fedsim").expanduser()
+
+
+def is_local(error: BaseException) -> bool:
+    """Whether an error is about this machine's disk, so that no other source would fare better."""
+    local = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EEXIST, errno.ENOTDIR)
+    return isinstance(error, OSError) and error.errno in (*local, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a data set lies on disk: names below the root, each with its md5."""
+
+    sums: Mapping[str, str]
+
+    def survey(self, root: Path) -> "Survey":
+        """Reads every file; a missing one and a wrong one are told apart."""
+        found = Survey()
+        for name, expected in self.sums.items():
+            path = root / name
+            if blocked := next((p for p in path.parents if p.is_file()), None):
+                raise InputError(f"{blocked} is a file where a folder is expected")
+            if path.is_dir():
+                raise InputError(f"{path} is a folder where a file is expected")
+            if not path.is_file():
+                found.missing.append(path)
+            elif (seen := md5(path)) != expected:
+                found.corrupt[path] = f"md5 is {seen}, expected {expected}"
+        return found
+
+
+@dataclass
+class Survey:
+    missing: list[Path] = field(default_factory=list)
+    corrupt: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        return not self.missing and not self.corrupt
+
+
+def require(root: Path, name: str, *forms: Form) -> Form:
+    """The first form that is there and whole; otherwise an error with the damaged file and the command that gets it."""
+    surveys = [form.survey(root) for form in forms]
+    for form, survey in zip(forms, surveys, strict=True):
+        if survey.whole:
+            return form
+    command = f"`python -m fedsim data {name} --root {root}`"
+    for survey in surveys:
+        for path, reason in survey.corrupt.items():
+            raise InputError(f"{path} is corrupt ({reason}); {command} gets it anew")
+    raise InputError(f"there is no {name} in {root}{_others(root)}; {command} gets it")
+
+
+def _others(root: Path) -> str:
+    """What a folder holds instead, for a message."""
+    if not root.exists():
+        return " (no such folder)"
+    if not root.is_dir():
+        raise InputError(f"the data folder {root} is a file where a folder is expected")
+    names = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f" (it holds {shown})" if names else ""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that appears under its name only when it is complete and on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def move_whole(stage: Path, root: Path, form: Form) -> None:
+    """Moves a complete and verified form out of the staging folder; nothing is moved if one file is wrong."""
+    survey = form.survey(stage)
+    for path, reason in survey.corrupt.items():
+        raise ValueError(f"{path.name} is corrupt ({reason})")
+    if survey.missing:
+        raise ValueError(f"{survey.missing[0].name} is not in it")
+    for name in form.sums:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(stage / name, root / name)
+
+
+@contextmanager
+def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
+    """Holds the root for one writer, with an empty staging folder; what a killed writer left is removed.
+
+    A folder with other files in it is refused: a data set does not belong there.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        others = sorted(p.name for p in root.iterdir() if p.name not in known and not p.name.startswith("."))
+        if others and len(others) == len([p for p in root.iterdir() if not p.name.startswith(".")]):
+            raise InputError(f"the data folder {root} holds other files ({others[0]}); name a new or an empty folder")
+        with (root / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in root.glob(PARTIAL + "*"):
+                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+            with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True) as stage:
+                yield Path(stage)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            raise InputError(f"the data folder {root} is a file where a folder is expected") from None
+        if is_local(error):
+            raise InputError(f"the data folder {root} cannot be written to: {error.strerror}") from None
+        raise

@@ -1,0 +1,150 @@
+"""Which client holds which sample: by classes as in the paper's section 5, by Dirichlet shares, or at random.
+
+Every function gives one sorted index array per client; together they hold every sample exactly once. The share of a
+class that a client gets depends on (seed, class) and never on the samples, so training and test set cut with one seed are
+alike.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.errors import InputError
+
+Parts = list[npt.NDArray[np.int64]]
+Cut = Callable[[npt.NDArray[np.int64]], Parts]
+
+_ASSIGN, _SHARE, _SHUFFLE, _IID = range(4)  # purposes: each has its own stream of random numbers
+
+
+def _whole(name: str, value: object, low: int) -> int:
+    """`value` as an int of at least `low`; a float such as 2.5 or a truth value is refused."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < low:
+        raise InputError(f"{name} must be a whole number of at least {low}, got {value!r}")
+    return int(value)
+
+
+def _labels(labels: npt.ArrayLike, clients: int) -> npt.NDArray[np.int64]:
+    y = np.asarray(labels)
+    if y.ndim != 1 or (y.size and y.dtype.kind not in "iu"):
+        raise InputError(f"labels must be a list of whole numbers, got an array of shape {y.shape} and type {y.dtype}")
+    _enough(clients, y.size)
+    return y.astype(np.int64)
+
+
+def _enough(clients: int, samples: int) -> None:
+    if clients > samples:
+        raise InputError(f"clients must be at most the number of samples, {samples}, got {clients}")
+
+
+def _shuffled(indices: npt.NDArray[np.int64], seed: int, label: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, _SHUFFLE, label]).permutation(indices)
+
+
+def _classes(y: npt.NDArray[np.int64]) -> list[int]:
+    found = np.unique(y)
+    if found[0] < 0:
+        raise InputError(f"labels must not be negative, got {found[0]}")
+    return [int(c) for c in found]
+
+
+def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> list[list[int]]:
+    """The p classes of every client; each class is held by clients * p / len(classes) clients.
+
+    Client after client takes the p classes with the most places left, ties broken at random. A class never has more
+    places left than clients are left, so this always comes out even and nothing is ever drawn again.
+    """
+    clients, p, seed = _whole("clients", clients, 1), _whole("classes_per_client", p, 1), _whole("seed", seed, 0)
+    count = len(classes)
+    if p > count:
+        raise InputError(f"classes_per_client must be at most the number of classes, {count}, got {p}")
+    if clients * p % count:
+        raise InputError(
+            f"classes_per_client = {p} does not divide: {clients} clients x {p} classes = {clients * p} places, "
+            f"which is not a multiple of the {count} classes"
+        )
+    rng = np.random.default_rng([seed, _ASSIGN])
+    left = np.full(count, clients * p // count)
+    chosen = []
+    for _ in range(clients):
+        order = rng.permutation(count)
+        mine = order[np.argsort(-left[order], kind="stable")[:p]]
+        left[mine] -= 1
+        chosen.append(sorted(classes[c] for c in mine))
+    return chosen
+
+
+def by_classes(labels: npt.ArrayLike, clients: int, p: int, seed: int) -> Parts:
+    """Gives every client samples of exactly p classes; the shares of a class differ by at most one sample."""
+    y = _labels(labels, _whole("clients", clients, 1))
+    held = assign_classes(_classes(y), clients, p, seed)
+    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(clients)]
+    for label in _classes(y):
+        holders = [client for client, mine in enumerate(held) if label in mine]
+        indices = np.flatnonzero(y == label)
+        if len(indices) < len(holders):
+            raise InputError(
+                f"clients = {clients} with classes_per_client = {p} needs {len(holders)} samples of class {label}, "
+                f"there are {len(indices)}"
+            )
+        for client, share in zip(holders, np.array_split(_shuffled(indices, seed, label), len(holders)), strict=True):
+            parts[client].append(share)
+    return [np.sort(np.concatenate(shares)) for shares in parts]
+
+
+def _dirichlet_shares(clients: int, concentration: float, seed: int, label: int) -> npt.NDArray[np.float64]:
+    """A draw from the symmetric Dirichlet distribution, in logarithms: gamma draws of a tiny shape underflow."""
+    rng = np.random.default_rng([seed, _SHARE, label])
+    gamma, uniform = rng.standard_gamma(concentration + 1.0, clients), rng.random(clients)
+    # Gamma(a) has the law of Gamma(a + 1) * U^(1/a).
+    logs = np.log(gamma) + np.log1p(-uniform) / concentration
+    shares = np.exp(logs - logs.max())
+    return np.asarray(shares / shares.sum())
+
+
+def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: int) -> Parts:
+    """Cuts every class by its own Dirichlet(concentration) draw over the clients.
+
+    A client left without any sample gets one of the client that has the most: no draw is ever repeated.
+    """
+    clients, seed = _whole("clients", clients, 1), _whole("seed", seed, 0)
+    if not isinstance(concentration, int | float | np.number) or not 1e-3 <= concentration <= 1e6:
+        raise InputError(f"concentration must be a number from 0.001 to 1000000, got {concentration!r}")
+    y = _labels(labels, clients)
+    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(clients)]
+    for label in _classes(y):
+        indices = _shuffled(np.flatnonzero(y == label), seed, label)
+        ends = np.cumsum(_dirichlet_shares(clients, float(concentration), seed, label))[:-1] * len(indices)
+        for client, share in enumerate(np.split(indices, np.rint(ends).astype(np.int64))):
+            parts[client].append(share)
+    return [np.sort(p) for p in _fill_empty([np.concatenate(p) for p in parts])]
+
+
+def _fill_empty(parts: Parts) -> Parts:
+    for client, part in enumerate(parts):
+        if not len(part):
+            giver = max(range(len(parts)), key=lambda c: len(parts[c]))
+            parts[client], parts[giver] = parts[giver][-1:], parts[giver][:-1]
+    return parts
+
+
+def iid(n: int, clients: int, seed: int) -> Parts:
+    """Deals n samples at random, in equal shares (sizes differ by at most one)."""
+    n, clients, seed = _whole("n", n, 0), _whole("clients", clients, 1), _whole("seed", seed, 0)
+    _enough(clients, n)
+    order = np.random.default_rng([seed, _IID]).permutation(n).astype(np.int64)
+    return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def train_and_test(train: npt.ArrayLike, test: npt.ArrayLike, cut: Cut) -> tuple[Parts, Parts]:
+    """Cuts training and test labels alike: `train_and_test(y, test_y, lambda y: by_classes(y, 100, 2, seed=0))`.
+
+    A client then has the same classes in both. The two sets must have the same classes.
+    """
+    missing = np.setxor1d(np.unique(np.asarray(train)), np.unique(np.asarray(test)))
+    if missing.size:
+        raise InputError(
+            f"training and test set must have the same classes, but only one of them has class {missing[0]}"
+        )
+    return cut(np.asarray(train)), cut(np.asarray(test))
