@@ -100,10 +100,12 @@ def _stable(alpha: float, scale: float, shape: int | Sequence[int], rng: np.rand
     # One division by alpha: two terms that overflow apart would leave inf - inf.
     power = ((1 - alpha) * (np.log(cos_bv) - log_w) - np.log(cos_v)) / alpha
     # The scale joins the exponent, so a huge draw times a small scale does not overflow on the way.
-    return np.copysign(np.exp(power + np.log(np.maximum(sin_av, _TINY)) + math.log(scale)), s)
+    x: np.ndarray = np.copysign(np.exp(power + np.log(np.maximum(sin_av, _TINY)) + math.log(scale)), s)
+    return x
 
 
 def _pareto(alpha: float, scale: float, shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
     """Invert the tail function: |X| = scale * U^(-1/alpha); sign and U come from one draw."""
     s = _signed_uniform(shape, rng)
-    return np.copysign(np.exp(math.log(scale) - np.log(2 * np.abs(s)) / alpha), s)
+    x: np.ndarray = np.copysign(np.exp(math.log(scale) - np.log(2 * np.abs(s)) / alpha), s)
+    return x
