@@ -113,3 +113,8 @@ def _shifted(
 def noise_block(clients: int, steps: int, dim: int) -> int:
     """How many rounds of a client's noise are drawn at once: enough to be quick, few enough to fit in memory."""
     return max(1, min(64, math.floor(2**21 / (clients * steps * dim))))
+
+
+def fold(key: Words, number: int) -> Words:
+    """Keys for the parts (steps, epochs) of what `key` stands for."""
+    return _mix(key + _GOLDEN * np.full(1, number + 1, dtype=np.uint64))

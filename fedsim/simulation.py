@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,9 +10,13 @@ import torch
 from torch import Tensor
 
 from .config import Config
+from .engines.choice import choose
+from .engines.cohorts import CohortRounds
 from .engines.outcome import Clock, Outcome, quantiles
 from .engines.quadratic import QuadraticRounds
 from .errors import InputError
+from .models.base import Model
+from .problem import Problem
 
 
 class Observer(Protocol):
@@ -31,6 +36,7 @@ class Simulation:
     """Runs rounds of one Config: `step()` does one and returns its record.
 
     seeds: several only for the quadratic problem, where all of them advance as one; otherwise (config.seed,).
+    dataset, model: in place of those the configuration names (see fedsim.problem.Problem).
     The result depends on config and seed only, not on engine cohort size or workers (engines: to float accuracy).
 
     >>> with Simulation(Config(noise="cauchy", rounds=2, local_steps=2), seeds=(0, 1)) as simulation:
@@ -44,17 +50,29 @@ class Simulation:
         *,
         seeds: Sequence[int] | None = None,
         data_root: Path | None = None,
+        dataset: Any = None,
+        model: Model | None = None,
     ) -> None:
         self.config = config
         self.seeds = (config.seed,) if seeds is None else tuple(seeds)
         if not self.seeds or (len(self.seeds) > 1 and config.problem != "quadratic"):
             raise InputError(f"seeds={list(self.seeds)}: {config.problem} takes exactly one seed")
         self.rounds_done = 0
-        self.engine = "stacked" if config.engine == "auto" else config.engine
-        self.engine_reason = "one batch of rows for all seeds and clients" if config.engine == "auto" else "as asked"
-        self._rounds = QuadraticRounds(config, self.seeds, self.engine)
-        self.steps_per_round = config.local_steps
+        self.engine, self.engine_reason = choose(config)
+        self._rounds: QuadraticRounds | CohortRounds
+        if config.problem == "quadratic":
+            self._rounds = QuadraticRounds(config, self.seeds, self.engine)
+        else:
+            config = config if config.seed == self.seeds[0] else replace(config, seed=self.seeds[0])
+            problem = Problem(config, dataset=dataset, model=model, data_root=data_root)
+            self._rounds = CohortRounds(problem, self.engine)
         self._x = self._rounds.start()
+
+    @property
+    def steps_per_round(self) -> int | list[int]:
+        """Local steps a client does in a round, one number where all do as many."""
+        steps = self._rounds.client_steps()
+        return steps[0] if len(set(steps)) == 1 else steps
 
     @property
     def x(self) -> Tensor:

@@ -31,6 +31,9 @@ class QuadraticRounds:
     def start(self) -> Tensor:
         return quadratic.start(self.config.dim, self.dtype).repeat(len(self.seeds), 1)
 
+    def client_steps(self) -> list[int]:
+        return [self.steps]
+
     def participants(self, round_: int) -> np.ndarray:
         c = self.config
         return np.stack([seeding.participants(s, round_, c.clients, c.participating) for s in self.seeds])

@@ -1,0 +1,144 @@
+"""Local work of a chunk of clients, by either engine, and the part of the server's sum that comes from it.
+
+A chunk is the unit of batched products and of partial sums. Its size belongs to model and engine alone, so that the
+result has the same bits for every cohort size and every number of workers.
+"""
+
+import math
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fatclip_ops import FatClipServer, clip_rows_
+
+from ..algorithms import ALGORITHMS
+from ..problem import Indices, Problem
+from .outcome import PHASES, Clock
+from .sequential import Sequential
+from .stacked import Stacked
+
+
+@dataclass
+class Report:
+    """What a chunk tells the server besides its partial sum: small arrays, cheap to send between processes."""
+
+    norms: Any  # float64 per client: of what it sends, before any round clip
+    step_norms: Any  # float64, (steps, clients); nan where a client had no such step
+    clipped: int  # steps (PI) or clients (PR) that were clipped
+    rejected: list[int]
+    errors: list[tuple[int, str]]  # client and traceback
+    phases: tuple[float, ...]
+
+
+class Worker:
+    """Trains chunks in this process: fills a slot's rows, sums them into the slot's accumulator."""
+
+    def __init__(self, problem: Problem, engine: str) -> None:
+        config = problem.config
+        algorithm = ALGORITHMS[config.algorithm]
+        self.problem, self.config = problem, config
+        self.step_lam, self.round_lam = algorithm.step_lam(config.lam), algorithm.round_lam(config.lam)
+        self.sequential = Sequential(problem, self.step_lam)
+        self.stacked = Stacked(problem, self.step_lam) if engine == "stacked" else None
+        self.chunk = chunk_size(problem, engine)
+
+    def run(self, round_: int, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, keep: bool) -> Report:
+        """One chunk from x_t: rows (c, d) hold what was sent if `keep`, total (d,) the sum of the clipped updates."""
+        clock = Clock()
+        rows = rows[: len(clients)]
+        batches = self.problem.batches(round_, clients)
+        errors: list[tuple[int, str]] = []
+        one_step = self.stacked is not None and bool((self.problem.steps(clients) == 1).all())
+        if self.stacked is not None:
+            try:
+                step_norms = self.stacked.train(batches, x_t, rows, one_step, clock)
+            except Exception:  # find out whose fault it is, one client after another
+                one_step = False
+                step_norms, errors = self._one_by_one(round_, clients, x_t, rows, clock)
+        else:
+            step_norms, errors = self._one_by_one(round_, clients, x_t, rows, clock)
+        return self._sum(clients, rows, total, step_norms, one_step, keep, errors, clock)
+
+    def _one_by_one(
+        self, round_: int, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock
+    ) -> tuple[Tensor, list[tuple[int, str]]]:
+        errors = []
+        longest = int(self.problem.steps(clients).max())
+        step_norms = torch.full((longest, len(clients)), math.nan, dtype=torch.float64)
+        for i in range(len(clients)):
+            try:
+                batches = self.problem.batches(round_, clients[i : i + 1])
+                self.sequential.train(batches, x_t, rows[i], step_norms[:, i], clock)
+            except Exception:
+                errors.append((int(clients[i]), traceback.format_exc()))
+                rows[i] = math.nan
+        return step_norms, errors
+
+    def _sum(
+        self,
+        clients: Indices,
+        rows: Tensor,
+        total: Tensor,
+        step_norms: Tensor | None,
+        one_step: bool,
+        keep: bool,
+        errors: list[tuple[int, str]],
+        clock: Clock,
+    ) -> Report:
+        """Clips and sums. Rows are displacements, or after one stacked step the gradients: that saves a pass."""
+        scale = self._scale(one_step)
+        lam = self.round_lam / scale
+        if one_step:
+            lam = min(lam, self.step_lam)
+        total.zero_()
+        result = FatClipServer([total], lam=lam, reduce="sum").step(rows)
+        total.mul_(-scale)
+        found = result.norms
+        if one_step:
+            step_norms = found[None]
+            norms = found.clamp(max=self.step_lam) * scale
+        else:
+            norms = found * scale
+        assert step_norms is not None
+        rejected = [int(clients[i]) for i in result.rejected]
+        clipped = self._clipped(norms, step_norms)
+        if keep:
+            if one_step:
+                clip_rows_(rows, self.step_lam)
+            if scale != 1:
+                rows.mul_(scale)
+        clock.lap("aggregate")
+        phases = tuple(clock.seconds[phase] for phase in PHASES)
+        return Report(norms.numpy(), step_norms.numpy(), clipped, rejected, errors, phases)
+
+    def _scale(self, one_step: bool) -> float:
+        """What a row is to be multiplied by to be what is sent."""
+        if one_step:
+            return self.config.eta_l if self.config.delta == "displacement" else 1.0
+        return 1.0 if self.config.delta == "displacement" else 1 / self.config.eta_l
+
+    def _clipped(self, norms: Tensor, step_norms: Tensor) -> int:
+        if self.round_lam < math.inf:
+            return int((torch.isfinite(norms) & (norms > self.round_lam)).sum())
+        return int((torch.isfinite(step_norms) & (step_norms > self.step_lam)).sum())
+
+    def full(self, clients: Indices, x_t: Tensor, rows: Tensor) -> Tensor:
+        """The sum of what these clients would send if every local step used all of their samples, unclipped."""
+        steps = self.problem.steps(clients)
+        rows = rows[: len(clients)]
+        total = torch.zeros_like(x_t, dtype=torch.float64)
+        everything = self.problem.everything
+        for i in range(len(clients)):
+            client = clients[i : i + 1]
+            batches = (everything(client) for _ in range(int(steps[i])))
+            Sequential(self.problem, math.inf).train(batches, x_t, rows[i], None, Clock())
+            total += rows[i].to(torch.float64)
+        return total * (1.0 if self.config.delta == "displacement" else 1 / self.config.eta_l)
+
+
+def chunk_size(problem: Problem, engine: str) -> int:
+    """How many clients a chunk has."""
+    return problem.model.chunk if engine == "stacked" else problem.model.sequential_chunk

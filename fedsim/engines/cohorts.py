@@ -1,0 +1,105 @@
+"""Rounds over a data set: chunks of clients, a cohort of them in memory at once, summed in client order."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import seeding
+from ..algorithms import ALGORITHMS
+from ..errors import ClientError
+from ..problem import Indices, Problem
+from .chunks import Report, Worker
+from .outcome import PHASES, Clock, Outcome
+
+
+class CohortRounds:
+    """One round: every participant trained, clipped and summed, a cohort at a time."""
+
+    def __init__(self, problem: Problem, engine: str) -> None:
+        self.problem, self.config = problem, problem.config
+        self.worker = Worker(problem, engine)
+        self.chunk = self.worker.chunk
+        chunks = -(-self.config.participating // self.chunk)
+        wanted = self.config.cohort or self._default_cohort()
+        self.slots = min(chunks, -(-wanted // self.chunk))
+        d = problem.model.dim
+        self.x_t = torch.empty(d, dtype=problem.dtype)
+        self.rows = torch.empty(self.slots, min(self.chunk, self.config.participating), d, dtype=problem.dtype)
+        self.totals = torch.empty(self.slots, d, dtype=problem.dtype)
+
+    def _default_cohort(self) -> int:
+        """Enough chunks to keep the workers busy, in at most 256 MB."""
+        fits = 2**28 // (self.problem.model.dim * 8)
+        return max(self.chunk, min(fits, 4 * self.config.workers * self.chunk))
+
+    def start(self) -> Tensor:
+        return self.problem.start()
+
+    def client_steps(self) -> list[int]:
+        return self.problem.steps(np.arange(self.config.clients)).tolist()
+
+    def participants(self, round_: int) -> Indices:
+        c = self.config
+        return seeding.participants(c.seed, round_, c.clients, c.participating)
+
+    def run(self, round_: int, x: Tensor, observer: object | None, clock: Clock) -> Outcome:
+        chosen = self.participants(round_)
+        self.x_t.copy_(x)
+        chunks = [chosen[i : i + self.chunk] for i in range(0, len(chosen), self.chunk)]
+        total = torch.zeros(x.numel(), dtype=torch.float64)
+        reports: list[Report] = []
+        for first in range(0, len(chunks), self.slots):
+            cohort = chunks[first : first + self.slots]
+            for slot, report in enumerate(self._train(round_, cohort, observer is not None)):
+                self._stop(report)
+                total += self.totals[slot]
+                reports.append(report)
+                if observer is not None:
+                    clients = cohort[slot].tolist()
+                    observer.update(round_, clients, self.rows[slot, : len(clients)])  # type: ignore[attr-defined]
+        if observer is not None:
+            full = self.full() if getattr(observer, "wants_full", False) else None
+            observer.end_round(round_, full)  # type: ignore[attr-defined]
+        for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
+            clock.seconds[phase] += float(seconds)
+        clock.restart()
+        return self._outcome(total, reports, len(chosen))
+
+    def _train(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
+        return [
+            self.worker.run(round_, clients, self.x_t, self.rows[slot], self.totals[slot], keep)
+            for slot, clients in enumerate(cohort)
+        ]
+
+    def _stop(self, report: Report) -> None:
+        if report.errors and self.config.on_client_error == "stop":
+            client, text = report.errors[0]
+            raise ClientError(f"client {client} raised:\n{text}")
+
+    def _outcome(self, total: Tensor, reports: list[Report], count: int) -> Outcome:
+        rejected = sorted(client for report in reports for client in report.rejected)
+        norms = np.concatenate([r.norms for r in reports])
+        step_norms = np.concatenate([r.step_norms.ravel() for r in reports])
+        of = np.isfinite(norms).sum()
+        if ALGORITHMS[self.config.algorithm].clips_steps:
+            of = np.isfinite(step_norms).sum()
+        clipped = sum(r.clipped for r in reports) / max(1, int(of)) if self.config.lam < math.inf else 0.0
+        accepted = torch.tensor([count - len(rejected)])
+        return Outcome(total[None], accepted, torch.from_numpy(norms), torch.from_numpy(step_norms), clipped, rejected)
+
+    def full(self) -> Tensor:
+        """The mean over all clients of what they would send with every local step on all of their samples."""
+        total = torch.zeros(self.x_t.numel(), dtype=torch.float64)
+        everyone = np.arange(self.config.clients)
+        for i in range(0, len(everyone), self.rows.shape[1]):
+            total += self.worker.full(everyone[i : i + self.rows.shape[1]], self.x_t, self.rows[0])
+        return (total / len(everyone)).to(self.problem.dtype)
+
+    def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]:
+        loss, accuracy = self.problem.evaluate(x)
+        return [loss], [accuracy]
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,70 @@
+"""All clients of a chunk at once: their parameters are the rows of a matrix, a step is one batched gradient."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fatclip_ops import batched_clipped_sgd_
+
+from ..problem import Batch, Problem
+from .outcome import Clock
+
+
+class Stacked:
+    """Trains a chunk with the model's batched gradients; lam = inf is plain SGD."""
+
+    def __init__(self, problem: Problem, lam: float) -> None:
+        self.problem, self.lam = problem, lam
+        self._grads = torch.empty(0)
+
+    @torch.no_grad()
+    def train(self, batches: Iterable[Batch], x_t: Tensor, rows: Tensor, one_step: bool, clock: Clock) -> Tensor | None:
+        """The chunk from x_t: rows become displacements, nan where a gradient was not finite; returns all norms.
+
+        one_step: the rows become the gradients of the only step instead, and nothing is returned.
+        """
+        if one_step:
+            self._gradients(next(iter(batches)), x_t, rows, clock)
+            return None
+        grads = self._scratch(rows)
+        rows.copy_(x_t)
+        norms = []
+        for k, batch in enumerate(batches):
+            self._gradients(batch, rows if k else x_t, grads, clock)
+            found = batched_clipped_sgd_(rows, grads, self.problem.config.eta_l, self.lam)
+            if not batch.counts.all():
+                found[torch.from_numpy(batch.counts == 0)] = math.nan
+            norms.append((found, batch.counts))
+            clock.lap("clip_step")
+        stacked = torch.stack([found for found, _ in norms])
+        had = torch.from_numpy(np.stack([counts > 0 for _, counts in norms]))
+        torch.sub(x_t, rows, out=rows)
+        rows[(had & ~torch.isfinite(stacked)).any(0)] = math.nan
+        clock.lap("clip_step")
+        return stacked
+
+    def _gradients(self, batch: Batch, rows: Tensor, out: Tensor, clock: Clock) -> None:
+        problem = self.problem
+        index = torch.from_numpy(np.ascontiguousarray(batch.index))
+        flat = index.view(-1)
+        x = problem.x.index_select(0, flat).view(*index.shape, *problem.x.shape[1:])
+        y = problem.y.index_select(0, flat).view(index.shape)
+        weights = weights_of(batch, problem.dtype)
+        clock.lap("data")
+        problem.model.gradients(rows, x, y, weights, out)
+        clock.lap("compute")
+
+    def _scratch(self, rows: Tensor) -> Tensor:
+        if self._grads.shape[0] < rows.shape[0]:
+            self._grads = torch.empty_like(rows)
+        return self._grads[: rows.shape[0]]
+
+
+def weights_of(batch: Batch, dtype: torch.dtype) -> Tensor:
+    """1 / count for samples that count, 0 for padding, as (clients, b)."""
+    counts = batch.counts[:, None]
+    inside = np.arange(batch.index.shape[1])[None, :] < counts
+    return torch.from_numpy(inside / np.maximum(counts, 1)).to(dtype)

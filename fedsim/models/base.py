@@ -1,0 +1,84 @@
+"""What the engines ask of a model.
+
+A client's parameters are one row of an (m, d) matrix; a module's parameters are views of that row. A model builds its
+module, and computes the gradients of many stacked clients at once: by torch.func here, by hand where that pays.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from .. import seeding
+
+
+class Model:
+    """A classifier; subclasses give `build`, and more where they can do better.
+
+    chunk: how many clients one batched product spans in the stacked engine.
+    sequential_chunk: how many clients the sequential engine hands out at once.
+    """
+
+    name = ""
+    chunk = 10
+    sequential_chunk = 1
+
+    def build(self) -> nn.Module:
+        """The module for one client, freshly initialised."""
+        raise NotImplementedError
+
+    def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The inputs of a data set as this model keeps them: rows are taken from it by index."""
+        return x.to(dtype).contiguous()
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """What the module is called with, from stored rows."""
+        return rows
+
+    @cached_property
+    def shapes(self) -> list[tuple[str, torch.Size]]:
+        with torch.device("meta"):
+            return [(name, p.shape) for name, p in self.build().named_parameters()]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [shape.numel() for _, shape in self.shapes]
+
+    @property
+    def dim(self) -> int:
+        return sum(self.sizes)
+
+    def start(self, seed: int, dtype: torch.dtype) -> Tensor:
+        """The initial weights of a seed as one vector: torch's own, and its global generator is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.torch_seed(seed, "model"))
+            module = self.build()
+        return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).to(dtype)
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """Views of each parameter: from (d,) their own shapes, from (c, d) with a leading c."""
+        pieces = rows.split(self.sizes, -1)
+        return [p.view(*rows.shape[:-1], *shape) for p, (_, shape) in zip(pieces, self.shapes, strict=True)]
+
+    @cached_property
+    def _func(self) -> nn.Module:
+        with torch.device("meta"):
+            return self.build()
+
+    def _loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        logits = functional_call(self._func, params, (self.inputs(x),))
+        return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
+
+    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Every client's gradient of its weighted loss.
+
+        rows: the parameters, (c, d), or (d,) where all clients still share them; x: stored rows (c, b, ...); y (c, b);
+        weights (c, b) of the samples, 0 for padding; out: (c, d).
+        """
+        params = dict(zip([name for name, _ in self.shapes], self.split(rows), strict=True))
+        batched = vmap(grad(self._loss), in_dims=(0 if rows.dim() == 2 else None, 0, 0, 0))
+        found = batched(params, x, y, weights)
+        for (name, _), target in zip(self.shapes, self.split(out), strict=True):
+            target.copy_(found[name])
