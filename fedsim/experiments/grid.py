@@ -1,0 +1,221 @@
+"""What an experiment is: a grid of configs, a measurement, a table row and a figure."""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import InputError
+from ..measure import Measurement
+from ..table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PRESETS = ("quick", "paper")
+# Settings that change how fast a result comes, never what it is (tested for every engine).
+FREE = ("workers", "cohort")
+# Settings in which a run may differ from the paper's without being a smaller one.
+PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "on_client_error", "eval_every")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the grid: its levels by the name a person sees, each with the settings it stands for.
+
+    `keys` are the settings that make the axis; `--set` may not touch them, `--only` picks levels instead.
+    """
+
+    name: str
+    levels: Mapping[str, Mapping[str, Any]]
+    keys: tuple[str, ...]
+
+
+def axis(name: str, key: str, values: Sequence[Any]) -> Axis:
+    """An axis along one setting.
+
+    >>> axis("p", "classes_per_client", (1, 2)).levels
+    {'1': {'classes_per_client': 1}, '2': {'classes_per_client': 2}}
+    """
+    return Axis(name, {str(value): {key: value} for value in values}, (key,))
+
+
+WORK = Axis(
+    "work",
+    {"one step": {"local_steps": 1, "local_epochs": None}}
+    | {f"{n} epoch{'s' * (n > 1)}": {"local_steps": None, "local_epochs": n} for n in (1, 2, 5)},
+    ("local_steps", "local_epochs"),
+)
+CLASSES = axis("p", "classes_per_client", (1, 2, 5, 10))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one config: its place in the grid, its seeds (several only where they advance stacked)."""
+
+    levels: Mapping[str, str]
+    config: Config
+    seeds: tuple[int, ...]
+    paper: Config
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{axis}={level}" for axis, level in self.levels.items()) or "the run"
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name.replace(", ", ","))
+
+
+@dataclass
+class Outcome:
+    """What came of a cell: its journal, what was measured, and the seconds that keeping the journal took."""
+
+    cell: Cell
+    records: list[dict[str, Any]]
+    result: dict[str, Any]
+    logging: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A named experiment: the paper's settings, what `quick` changes, the axes, the measurement and the figure.
+
+    Args:
+        name, code, title: as typed, as in the paper's list (E1...), as a person reads it.
+        paper: the paper's settings; quick: what the quick preset replaces in them.
+        axes: the grid; every combination of their levels is a cell, times the seeds.
+        seeds: how many seeds each preset runs. default: the preset that runs when none is named.
+        measure: what is observed and what a table row tells.
+        figure: draws the outcomes.
+        says: the paper's own result by level names, shown as the table's last column.
+        notes: sentences that belong below the table and the figure.
+    """
+
+    name: str
+    code: str
+    title: str
+    paper: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    measure: Measurement
+    figure: Callable[[list[Outcome]], "Figure"]
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=lambda: {"quick": 1, "paper": 1})
+    default: str = "quick"
+    says: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    table: Callable[[list[Outcome]], Table] | None = None
+
+    def cells(
+        self, preset: str, seeds: int | None = None, settings: Sequence[str] = (), only: Sequence[str] = ()
+    ) -> list[Cell]:
+        """The grid as a list of cells, in order; every setting is checked before anything runs."""
+        count = self.seeds[preset] if seeds is None else seeds
+        if count < 1:
+            raise InputError(f"--seeds must be at least 1, got {count}")
+        self._check_settings(settings)
+        cells: list[Cell] = []
+        for levels in itertools.product(*(axis.levels.items() for axis in self.axes)):
+            named = {axis.name: level for axis, (level, _) in zip(self.axes, levels, strict=True)}
+            cells.extend(self._seeded(named, [values for _, values in levels], preset, count, settings))
+        return [cell for cell in cells if self._chosen(cell, only)]
+
+    def _seeded(
+        self,
+        named: Mapping[str, str],
+        levels: list[Mapping[str, Any]],
+        preset: str,
+        count: int,
+        settings: Sequence[str],
+    ) -> Iterator[Cell]:
+        merged: dict[str, Any] = {}
+        for values in levels:
+            merged |= values
+        paper = Config.from_dict(dict(self.paper) | merged)
+        base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
+        config = Config.from_dict(base).with_settings([s for s in settings if self._reaches(s, merged)])
+        seeds = tuple(range(config.seed, config.seed + count))
+        if config.problem == "quadratic":
+            yield Cell(named, config, seeds, paper)
+            return
+        for seed in seeds:
+            name = dict(named) if count == 1 else dict(named) | {"seed": str(seed)}
+            yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
+
+    def _reaches(self, setting: str, merged: Mapping[str, Any]) -> bool:
+        """Whether a setting is for this cell: one that some levels of an axis make (lam, say) is for those only."""
+        key = setting.partition("=")[0].strip()
+        made = any(key in values for axis in self.axes for values in axis.levels.values())
+        return key in merged or not made
+
+    def _check_settings(self, settings: Sequence[str]) -> None:
+        for setting in settings:
+            key = setting.partition("=")[0].strip()
+            for axis in self.axes:
+                if key in axis.keys:
+                    name = next(iter(axis.levels))
+                    raise InputError(f'{key} is an axis of {self.name}: pick its levels by --only "{axis.name}={name}"')
+
+    def _chosen(self, cell: Cell, only: Sequence[str]) -> bool:
+        """Whether every axis named by --only has one of the levels named for it."""
+        wanted: dict[str, set[str]] = {}
+        for text in only:
+            name, _, level = (part.strip() for part in text.partition("="))
+            axis = next((axis for axis in self.axes if axis.name == name), None)
+            if axis is None:
+                names = ", ".join(axis.name for axis in self.axes)
+                raise InputError(f"--only {text!r}: {self.name} has no axis {name!r}; its axes are {names}")
+            found = {known for known in axis.levels if known.lower() == level.lower()}
+            if not found:
+                raise InputError(f"--only {text!r}: {name} has the levels {', '.join(axis.levels)}")
+            wanted.setdefault(name, set()).update(found)
+        return all(cell.levels[name] in levels for name, levels in wanted.items())
+
+    def grouped(self, outcomes: list[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
+        """Outcomes by their levels, all seeds of a cell together, in the grid's order."""
+        groups: dict[tuple[str, ...], list[Outcome]] = {}
+        for outcome in outcomes:
+            key = tuple(outcome.cell.levels[axis.name] for axis in self.axes)
+            groups.setdefault(key, []).append(outcome)
+        return groups
+
+    def tabulate(self, outcomes: list[Outcome]) -> Table:
+        """One row per combination of levels: what was measured and what the paper says."""
+        notes = [*self.notes, reading([o.cell for o in outcomes]), *reductions([o.cell for o in outcomes])]
+        if self.table is not None:
+            table = self.table(outcomes)
+            return Table(table.columns, table.rows, [*table.notes, *notes])
+        rows = []
+        for key, group in self.grouped(outcomes).items():
+            row = dict(zip((axis.name for axis in self.axes), key, strict=True)) | self.measure.row(group)
+            rows.append(row | ({"paper": self.says.get(key, "")} if self.says else {}))
+        columns = list(rows[0]) if rows else []
+        return Table(columns, [[row[c] for c in columns] for row in rows], notes)
+
+
+def reading(cells: Sequence[Cell]) -> str:
+    """Which reading of the paper's update the cells use: what Delta is, and what stands in front of it."""
+    kinds = sorted({(c.config.delta, c.config.reduce, c.config.eta) for c in cells})
+    names = {"gradient": "sum of the local gradients", "displacement": "displacement x_t - x"}
+    texts = [
+        f'Delta = {names[d]} (delta="{d}"), server factor eta = {eta:g} on the {r} (reduce="{r}")'
+        for d, r, eta in kinds
+    ]
+    return "Reading: " + "; ".join(texts) + "."
+
+
+def reductions(cells: Sequence[Cell]) -> list[str]:
+    """What differs from the paper's setting, key by key; empty where nothing does."""
+    changed: dict[str, list[str]] = {}
+    for cell in cells:
+        ours, paper = cell.config.to_dict(), cell.paper.to_dict()
+        for key in ours:
+            if key not in PLUMBING and ours[key] != paper[key]:
+                texts = changed.setdefault(key, [])
+                text = f"{key} {ours[key]} (paper {paper[key]})"
+                if text not in texts:
+                    texts.append(text)
+    texts = [text for group in changed.values() for text in group]
+    return ["Changed from the paper: " + ", ".join(texts) + "."] if texts else []

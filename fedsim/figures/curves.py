@@ -1,0 +1,71 @@
+"""Loss or accuracy against the communication round: the median over seeds and the band between the quartiles."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .style import COLOURS, DASHES, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ..experiments.grid import Outcome
+
+
+def curves(
+    outcomes: Sequence["Outcome"],
+    *,
+    colour: str,
+    y: str,
+    panel: str | None = None,
+    label: str = "{}",
+    key: str = "loss",
+    log: bool = True,
+) -> "Figure":
+    """One line per level of the axis `colour`, one panel per level of the axis `panel`."""
+    titles = list(dict.fromkeys(o.cell.levels[panel] for o in outcomes)) if panel else [""]
+    lines = list(dict.fromkeys(o.cell.levels[colour] for o in outcomes))
+    figure, axes = panels(1, len(titles), share_y=True)
+    for ax, title in zip(axes[0], titles, strict=True):
+        ax.set_title(title)
+        for number, level in enumerate(lines):
+            shown = [
+                o for o in outcomes if o.cell.levels[colour] == level and (not panel or o.cell.levels[panel] == title)
+            ]
+            if shown:
+                band(ax, shown, key, label.format(level), number)
+        if log:
+            ax.set_yscale("log")
+        ax.set_xlabel("communication round $t$")
+        ax.legend()
+    axes[0][0].set_ylabel(y)
+    seeds = len(series(outcomes[:1], key)[1]) if len(outcomes) == 1 else max(len(o.cell.seeds) for o in outcomes)
+    if seeds > 1:
+        axes[0][-1].text(
+            0.99,
+            0.01,
+            f"median and quartiles, {seeds} seeds",
+            transform=axes[0][-1].transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=7,
+        )
+    return figure
+
+
+def band(ax: "Axes", outcomes: Sequence["Outcome"], key: str, label: str, number: int) -> None:
+    rounds, values = series(outcomes, key)
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0, method="linear")
+    ax.plot(rounds, middle, color=COLOURS[number], linestyle=DASHES[number], label=label)
+    if len(values) > 1:
+        ax.fill_between(rounds, low, high, color=COLOURS[number], alpha=0.18, linewidth=0)
+
+
+def series(outcomes: Sequence["Outcome"], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """The evaluated rounds and a (seeds, rounds) array; what is not finite is as large as a float can be."""
+    records = [[r for r in o.records if r[key] and r[key][0] is not None] for o in outcomes]
+    rounds = np.array([r["round"] for r in records[0]])
+    values = np.concatenate([np.array([r[key] for r in rows], dtype=np.float64).T for rows in records])
+    return rounds, np.nan_to_num(values, nan=np.finfo(np.float64).max)

@@ -1,0 +1,83 @@
+"""report.html: one file that tells all of a run — table, figures, settings, environment, command — and needs no other."""
+
+import base64
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .run import files
+from .run.directory import CONFIG, ENVIRONMENT
+from .table import Table, show
+
+if TYPE_CHECKING:
+    from .experiments.grid import Experiment, Outcome
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccc; }
+table { border-collapse: collapse; font-size: .9rem; } .wide { overflow-x: auto; }
+th { border-bottom: 2px solid #333; } td { border-bottom: 1px solid #ddd; }
+th, td { padding: .25rem .7rem; vertical-align: top; } .text { text-align: left; } .number { text-align: right; font-variant-numeric: tabular-nums; }
+.note { font-size: .85rem; color: #444; margin: .4rem 0; max-width: 50rem; }
+pre { background: #f4f4f4; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; } img { max-width: 100%; height: auto; }
+summary { cursor: pointer; }
+@media print { details > * { display: block; } }
+"""
+
+
+def write(
+    experiment: "Experiment", out: Path, outcomes: list["Outcome"], table: Table, figures: Sequence[Path]
+) -> Path:
+    """Writes report.html into the run directory and returns its path."""
+    page = out / "report.html"
+    files.write_atomic(page, _page(experiment, out, outcomes, table, figures).encode())
+    return page
+
+
+def _page(experiment: "Experiment", out: Path, outcomes: list["Outcome"], table: Table, figures: Sequence[Path]) -> str:
+    title = html.escape(f"{experiment.code} {experiment.title}")
+    starts = files.read_json(out / ENVIRONMENT)["starts"]
+    request = files.read_json(out / CONFIG)["request"]
+    parts = [
+        f"<h1>{title}</h1>",
+        f"<p>Experiment <code>{experiment.name}</code>, preset <code>{request['preset']}</code>.</p>",
+        f'<h2>Result</h2>\n<div class="wide">{table.html()}</div>',
+        "<h2>Figure</h2>",
+        *(_image(path) for path in figures if path.suffix == ".svg"),
+        "<h2>Command</h2>",
+        "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),
+        "<p class='note'>More than one command: the run was stopped and went on.</p>" if len(starts) > 1 else "",
+        f'<h2>Settings</h2>\n<div class="wide">{_settings(outcomes).html()}</div>',
+        f"<h2>Environment</h2>\n{_environment(starts).html()}",
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n'
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
+
+
+def _image(path: Path) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{html.escape(path.stem)}" src="data:image/svg+xml;base64,{data}"></p>'
+
+
+def _settings(outcomes: list["Outcome"]) -> Table:
+    """Every setting once where all cells agree, else its values in the order of the cells."""
+    configs = [outcome.cell.config.to_dict() for outcome in outcomes]
+    rows: list[list[Any]] = []
+    for key in configs[0]:
+        values = list(dict.fromkeys(str(config[key]) for config in configs))
+        rows.append([key, ", ".join(values)])
+    seeds = list(dict.fromkeys(seed for outcome in outcomes for seed in outcome.cell.seeds))
+    rows.append(["seeds", ", ".join(map(str, seeds))])
+    return Table(["setting", "value"], rows)
+
+
+def _environment(starts: list[dict[str, Any]]) -> Table:
+    keys = [key for key in starts[0] if key != "command"]
+    return Table(
+        ["", "value"], [[key, ", ".join(dict.fromkeys(show(start.get(key)) for start in starts))] for key in keys]
+    )

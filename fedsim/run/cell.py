@@ -1,0 +1,126 @@
+"""One cell of an experiment, from wherever it was left to its end."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..experiments.grid import Cell, Outcome
+from ..measure import Measurement
+from . import checkpoint, files
+from .journal import Journal, read
+
+if TYPE_CHECKING:
+    from ..simulation import Simulation
+
+RESULT, JOURNAL = "result.json", "journal.jsonl"
+# Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
+SECONDS_BETWEEN_CHECKPOINTS = 15.0
+
+
+class Stopped(Exception):
+    """The person asked to stop; everything up to the last whole round is on disk."""
+
+
+class Watcher(Protocol):
+    """Somebody who looks on: the progress bar, TensorBoard."""
+
+    def begin(self, cell: Cell, engine: str, done: int) -> None: ...
+
+    def round(self, record: dict[str, Any]) -> None: ...
+
+    def end(self, outcome: Outcome, stored: bool) -> None: ...
+
+
+def finished(cell: Cell, folder: Path) -> Outcome | None:
+    """The outcome of a cell that has run to its end, or None."""
+    try:
+        result = files.read_json(folder / RESULT)
+    except files.RunError:
+        return None
+    records = read(folder / JOURNAL)
+    return Outcome(cell, records, result) if len(records) == cell.config.rounds else None
+
+
+def run_cell(
+    cell: Cell,
+    folder: Path,
+    measure: Measurement,
+    simulation: Callable[[Cell], "Simulation"],
+    *,
+    every: int | None = None,
+    watchers: Sequence[Watcher] = (),
+    stopping: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Runs the rounds that are left, keeping journal and checkpoints, and returns the outcome.
+
+    every: rounds between checkpoints; None makes one every 15 seconds of work. The last round always makes one.
+    """
+    if (outcome := finished(cell, folder)) is not None:
+        for watcher in watchers:
+            watcher.end(outcome, True)
+        return outcome
+    with simulation(cell) as sim, Journal(folder / JOURNAL) as journal:
+        observer = measure.observer(cell.config)
+        _go_back(sim, observer, journal, folder)
+        for watcher in watchers:
+            watcher.begin(cell, sim.engine, sim.rounds_done)
+        logging = _go_on(sim, observer, journal, folder, every, watchers, stopping)
+        outcome = Outcome(cell, journal.records, measure.result(sim, journal.records, observer), logging)
+        files.write_json(folder / RESULT, outcome.result)
+    # read back, so that a result looks the same whether it was made now or found on disk
+    outcome.result = files.read_json(folder / RESULT)
+    for watcher in watchers:
+        watcher.end(outcome, False)
+    return outcome
+
+
+def _go_back(sim: "Simulation", observer: Any, journal: Journal, folder: Path) -> None:
+    """Takes up the newest intact checkpoint that the journal reaches to; without one the cell begins anew."""
+    found = checkpoint.newest(folder, len(journal.records))
+    if found is not None:
+        sim.load_state_dict(found[1]["simulation"])
+        if observer is not None:
+            observer.load_state_dict(found[1]["observer"])
+    journal.keep(sim.rounds_done)
+
+
+def _go_on(
+    sim: "Simulation",
+    observer: Any,
+    journal: Journal,
+    folder: Path,
+    every: int | None,
+    watchers: Sequence[Watcher],
+    stopping: Callable[[], bool],
+) -> float:
+    """Runs the rounds that are left; returns the seconds that journal, checkpoints and watchers took."""
+    saved, clock, logging = sim.rounds_done, time.monotonic(), 0.0
+    try:
+        while sim.rounds_done < sim.config.rounds:
+            if stopping():
+                raise Stopped
+            record = sim.step(observer)
+            begun = time.monotonic()
+            journal.append(record)
+            late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
+            if (sim.rounds_done % every == 0) if every is not None else late:
+                saved, clock = _save(sim, observer, journal, folder), time.monotonic()
+            for watcher in watchers:
+                watcher.round(record)
+            logging += time.monotonic() - begun
+    except Stopped:
+        if saved < sim.rounds_done:
+            _save(sim, observer, journal, folder)
+        raise
+    if saved < sim.rounds_done or not sim.config.rounds:
+        _save(sim, observer, journal, folder)
+    return logging
+
+
+def _save(sim: "Simulation", observer: Any, journal: Journal, folder: Path) -> int:
+    """The journal goes to disk first, so that no checkpoint is ahead of it."""
+    journal.sync()
+    state = {"simulation": sim.state_dict(), "observer": None if observer is None else observer.state_dict()}
+    checkpoint.save(folder, sim.rounds_done, state)
+    return sim.rounds_done

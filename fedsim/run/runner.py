@@ -1,0 +1,133 @@
+"""A whole experiment: every cell of its grid in one run directory, then its table, figure and report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..experiments import find
+from ..experiments.grid import Cell, Experiment, Outcome
+from ..simulation import Simulation
+from . import cell as cells_
+from .directory import Request, RunDirectory
+from .files import RunError
+
+if TYPE_CHECKING:
+    from ..table import Table
+
+
+@dataclass
+class Options:
+    """How to run, as far as it cannot change a result."""
+
+    workers: int | None = None
+    data_root: Path | None = None
+    checkpoint_every: int | None = None
+    command: str = ""
+
+
+@dataclass
+class Finished:
+    """A run that came to its end: what it measured and where it lies."""
+
+    experiment: Experiment
+    out: Path
+    outcomes: list[Outcome]
+    table: "Table"
+    figures: list[Path]
+    report: Path
+
+
+def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
+    """The request and its cells, everything checked and nothing written.
+
+    A run that goes on takes what was not `given` this time from its directory; what was given must agree with it.
+    """
+    directory = RunDirectory(out)
+    directory.check(resume=resume)
+    if resume and directory.exists():
+        saved = directory.request()
+        if saved.experiment != request.experiment:
+            raise RunError(f"{out} holds a run of {saved.experiment}, not of {request.experiment}")
+        request = replace(saved, **{key: getattr(request, key) for key in given})
+    return request, request.cells(find(request.experiment))
+
+
+def run(
+    request: Request,
+    cells: Sequence[Cell],
+    out: Path,
+    options: Options,
+    *,
+    watchers: Sequence[cells_.Watcher] = (),
+    stopping: Callable[[], bool] = lambda: False,
+) -> Finished:
+    """Runs what is left of the cells and writes table, figure and report; `cells_.Stopped` when asked to stop."""
+    experiment = find(request.experiment)
+    if options.workers is not None:
+        cells = [replace(cell, config=cell.config.with_settings([f"workers={options.workers}"])) for cell in cells]
+    directory = RunDirectory(out)
+    # Made before the directory is: a data set that is missing must leave nothing behind.
+    ready = {} if directory.exists() else {cells[0].name: simulate(cells[0], options)}
+    try:
+        with directory:
+            directory.start(request, cells)
+            directory.note_environment(options.command)
+            outcomes = [
+                cells_.run_cell(
+                    cell,
+                    directory.cell(cell),
+                    experiment.measure,
+                    lambda cell: ready.pop(cell.name, None) or simulate(cell, options),
+                    every=options.checkpoint_every,
+                    watchers=watchers,
+                    stopping=stopping,
+                )
+                for cell in cells
+            ]
+            return publish(experiment, out, outcomes)
+    finally:
+        for sim in ready.values():
+            sim.close()
+
+
+def simulate(cell: Cell, options: Options) -> Simulation:
+    return Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root)
+
+
+def publish(experiment: Experiment, out: Path, outcomes: list[Outcome]) -> Finished:
+    """Writes figures and report.html from the outcomes."""
+    from .. import figures, report
+
+    table = experiment.tabulate(outcomes)
+    paths = figures.save(experiment, outcomes, out)
+    page = report.write(experiment, out, outcomes, table, paths)
+    return Finished(experiment, out, outcomes, table, paths, page)
+
+
+def rebuild(out: Path) -> Finished:
+    """Makes figures and report again from what a finished run left."""
+    directory = RunDirectory(out)
+    if not directory.exists():
+        raise RunError(f"{out} holds no run")
+    request = directory.request()
+    experiment = find(request.experiment)
+    outcomes = []
+    for cell in request.cells(experiment):
+        outcome = cells_.finished(cell, out / "cells" / cell.folder)
+        if outcome is None:
+            raise RunError(f"{out} is not finished ({cell.name}); go on with it first: {resume_command(request, out)}")
+        outcomes.append(outcome)
+    return publish(experiment, out, outcomes)
+
+
+def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
+    """The command that goes on with a run."""
+    import shlex
+
+    words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
+    if options is not None and options.workers is not None:
+        words += ["--workers", str(options.workers)]
+    if options is not None and options.data_root is not None:
+        words += ["--data-root", str(options.data_root)]
+    return shlex.join(words)

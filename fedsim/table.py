@@ -1,0 +1,71 @@
+"""A table of results: the same rows as text for the terminal, as HTML for the report and as JSON for machines."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Table:
+    """Columns, rows (numbers stay numbers until they are shown) and notes that belong below the table.
+
+    >>> print(Table(["algorithm", "loss"], [["FedAvg", 19.25], ["PI", 0.41]]).text())
+    algorithm   loss
+    FedAvg     19.25
+    PI         0.410
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def text(self) -> str:
+        shown = [[show(value) for value in row] for row in self.rows]
+        right = self._numeric()
+        widths = [max(map(len, column)) for column in zip(self.columns, *shown, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+            for row in [list(self.columns), *shown]
+        ]
+        return "\n".join(line.rstrip() for line in [*lines, *self.notes])
+
+    def html(self) -> str:
+        right = self._numeric()
+        head = "".join(
+            f'<th class="{_side(r)}">{html.escape(c)}</th>' for c, r in zip(self.columns, right, strict=True)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(f'<td class="{_side(r)}">{html.escape(show(v))}</td>' for v, r in zip(row, right, strict=True))
+            + "</tr>\n"
+            for row in self.rows
+        )
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in self.notes)
+        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
+
+    def _numeric(self) -> list[bool]:
+        columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.columns)
+        return [bool(column) and all(isinstance(v, int | float | None) for v in column) for column in columns]
+
+
+def show(value: Any) -> str:
+    """A value as a person reads it: three significant digits, no exponent where a plain number will do."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value) or value == 0:
+        return str(value) if value else "0"
+    if not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.2e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _side(right: bool) -> str:
+    return "number" if right else "text"

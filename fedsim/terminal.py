@@ -1,0 +1,93 @@
+"""What a person sees while an experiment runs: a progress bar per cell, a line when it is done."""
+
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from .table import show
+
+if TYPE_CHECKING:
+    from .experiments.grid import Cell, Outcome
+
+
+class Progress:
+    """A watcher that shows cell, round, loss, accuracy, clipped fraction and the time left.
+
+    On a terminal it is a bar that redraws itself; elsewhere, one line when a cell ends. `redraw` is the least number of
+    seconds between two redraws.
+    """
+
+    def __init__(self, cells: int, stream: TextIO | None = None, *, redraw: float = 0.1) -> None:
+        self.stream = stream or sys.stderr
+        self._cells, self._redraw = cells, redraw
+        self._number = 0
+        self._bar: Any = None
+        self._shown: dict[str, str] = {}
+        self._begun = time.monotonic()
+
+    def begin(self, cell: "Cell", engine: str, done: int) -> None:
+        self._begun, self._shown = time.monotonic(), {}
+        if not self.stream.isatty():
+            return
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=cell.config.rounds,
+            initial=done,
+            desc=f"cell {self._number + 1}/{self._cells} {cell.name}",
+            unit="round",
+            file=self.stream,
+            mininterval=self._redraw,
+            miniters=1,
+            leave=False,
+            dynamic_ncols=True,
+            bar_format="{desc} |{bar:12}| round {n_fmt}/{total_fmt} [{postfix}{elapsed} gone, {remaining} left]",
+        )
+
+    def round(self, record: dict[str, Any]) -> None:
+        if self._bar is None:
+            return
+        self._shown |= told(record)
+        self._bar.set_postfix_str("".join(f"{k} {v}, " for k, v in self._shown.items()), refresh=False)
+        self._bar.update(1)
+
+    def end(self, outcome: "Outcome", stored: bool) -> None:
+        self._number += 1
+        self.close()
+        last = told(outcome.records[-1]) if outcome.records else {}
+        facts = ", ".join(f"{key} {value}" for key, value in last.items())
+        how = "was done before" if stored else f"{time.monotonic() - self._begun:.1f} s"
+        print(f"[{self._number}/{self._cells}] {outcome.cell.name}: {facts} ({how})", file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """Takes the bar away; what is printed next begins on a clean line."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def told(record: dict[str, Any]) -> dict[str, str]:
+    """A record in a few words; over several seeds, the median."""
+    words = {}
+    for key, name in (("loss", "loss"), ("accuracy", "acc")):
+        values = [v for v in record.get(key) or [] if v is not None]
+        if values:
+            ordered = sorted(values, key=lambda v: math.inf if math.isnan(v) else v)
+            words[name] = show(float(ordered[len(ordered) // 2]))
+    if record.get("clipped") is not None:
+        words["clipped"] = f"{100 * record['clipped']:.0f} %"
+    if record.get("rejected"):
+        words["rejected"] = str(len(record["rejected"]))
+    return words
+
+
+def profile(outcomes: "list[Outcome]") -> list[tuple[str, float, float]]:
+    """Where the time went: (phase, seconds, share) over all rounds of the outcomes, the largest first."""
+    seconds = {"logging": sum(outcome.logging for outcome in outcomes)}
+    for outcome in outcomes:
+        for record in outcome.records:
+            for phase, value in (record.get("phases") or {}).items():
+                seconds[phase] = seconds.get(phase, 0.0) + value
+    total = sum(seconds.values()) or 1.0
+    return [(phase, value, value / total) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])]
