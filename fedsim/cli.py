@@ -133,7 +133,7 @@ def report_again(args: argparse.Namespace, _arguments: list[str]) -> int:
 def run_experiment(args: argparse.Namespace, arguments: list[str]) -> int:
     from .experiments import find
     from .run import runner
-    from .run.cell import Stopped
+    from .run.cell import StoppedError
     from .run.directory import Request
     from .run.files import RunError
     from .run.stop import StopOnSignal
@@ -154,7 +154,7 @@ def run_experiment(args: argparse.Namespace, arguments: list[str]) -> int:
             finished = runner.run(request, cells, out, options, watchers=watchers, stopping=stop)
     except RunError as error:
         return failed(str(error))
-    except Stopped:
+    except StoppedError:
         close(watchers)
         return stopped(runner.resume_command(request, out, options))
     except KeyboardInterrupt:
@@ -163,9 +163,7 @@ def run_experiment(args: argparse.Namespace, arguments: list[str]) -> int:
     except ClientError:
         close(watchers)
         traceback.print_exc()
-        return failed(
-            f"a client failed; to leave such clients out: --on-client-error reject; the run so far is in {out}"
-        )
+        return failed(f"a client failed; --on-client-error reject leaves such clients out; the run so far is in {out}")
     tell(args, finished)
     return 0
 

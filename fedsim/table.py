@@ -33,17 +33,10 @@ class Table:
 
     def html(self) -> str:
         right = self._numeric()
-        head = "".join(
-            f'<th class="{_side(r)}">{html.escape(c)}</th>' for c, r in zip(self.columns, right, strict=True)
-        )
-        body = "".join(
-            "<tr>"
-            + "".join(f'<td class="{_side(r)}">{html.escape(show(v))}</td>' for v, r in zip(row, right, strict=True))
-            + "</tr>\n"
-            for row in self.rows
-        )
+        head = _row("th", self.columns, right)
+        body = "".join(_row("td", row, right) + "\n" for row in self.rows)
         notes = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in self.notes)
-        return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
+        return f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
 
     def to_dict(self) -> dict[str, Any]:
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
@@ -67,5 +60,7 @@ def show(value: Any) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _side(right: bool) -> str:
-    return "number" if right else "text"
+def _row(tag: str, values: Sequence[Any], right: Sequence[bool]) -> str:
+    sides = ("number" if r else "text" for r in right)
+    cells = (f'<{tag} class="{s}">{html.escape(show(v))}</{tag}>' for v, s in zip(values, sides, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"

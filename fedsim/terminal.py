@@ -1,6 +1,7 @@
 """What a person sees while an experiment runs: a progress bar per cell, a line when it is done."""
 
 import math
+import statistics
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -73,8 +74,7 @@ def told(record: dict[str, Any]) -> dict[str, str]:
     for key, name in (("loss", "loss"), ("accuracy", "acc")):
         values = [v for v in record.get(key) or [] if v is not None]
         if values:
-            ordered = sorted(values, key=lambda v: math.inf if math.isnan(v) else v)
-            words[name] = show(float(ordered[len(ordered) // 2]))
+            words[name] = show(statistics.median(math.inf if math.isnan(v) else float(v) for v in values))
     if record.get("clipped") is not None:
         words["clipped"] = f"{100 * record['clipped']:.0f} %"
     if record.get("rejected"):

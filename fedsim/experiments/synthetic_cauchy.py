@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
     axes=(Axis("algorithm", {"FedAvg": {"algorithm": "fedavg"}} | CLIPPED, ("algorithm",)),),
     measure=FinalLoss(),
     figure=lambda outcomes: figures.curves(outcomes, colour="algorithm", y="loss $f(x_t) - f^*$"),
-    seeds={"quick": 20, "paper": 20},
+    seeds={"quick": 100, "paper": 100},
     default="paper",
     says={
         ("FedAvg",): "does not converge",

@@ -31,9 +31,8 @@ def curves(
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
         for number, level in enumerate(lines):
-            shown = [
-                o for o in outcomes if o.cell.levels[colour] == level and (not panel or o.cell.levels[panel] == title)
-            ]
+            wanted = {colour: level} | ({panel: title} if panel else {})
+            shown = [o for o in outcomes if wanted.items() <= o.cell.levels.items()]
             if shown:
                 band(ax, shown, key, label.format(level), number)
         if log:
@@ -41,17 +40,11 @@ def curves(
         ax.set_xlabel("communication round $t$")
         ax.legend()
     axes[0][0].set_ylabel(y)
-    seeds = len(series(outcomes[:1], key)[1]) if len(outcomes) == 1 else max(len(o.cell.seeds) for o in outcomes)
+    seeds = sum(len(o.cell.seeds) for o in shown)
     if seeds > 1:
-        axes[0][-1].text(
-            0.99,
-            0.01,
-            f"median and quartiles, {seeds} seeds",
-            transform=axes[0][-1].transAxes,
-            ha="right",
-            va="bottom",
-            fontsize=7,
-        )
+        ax = axes[0][-1]
+        text = f"median and quartiles, {seeds} seeds"
+        ax.text(0.99, 0.01, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
     return figure
 
 

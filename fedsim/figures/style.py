@@ -68,7 +68,7 @@ def write(figure: "Figure", out: Path, name: str, title: str, notes: Sequence[st
     from ..run.files import write_atomic
 
     width, height = figure.get_size_inches()
-    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 16.5))]
+    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 19))]
     strip = 0.16 * len(lines) + 0.06
     figure.set_size_inches(width, height + strip + 0.3)
     total = height + strip + 0.3

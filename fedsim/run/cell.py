@@ -18,7 +18,7 @@ RESULT, JOURNAL = "result.json", "journal.jsonl"
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """The person asked to stop; everything up to the last whole round is on disk."""
 
 
@@ -99,7 +99,7 @@ def _go_on(
     try:
         while sim.rounds_done < sim.config.rounds:
             if stopping():
-                raise Stopped
+                raise StoppedError
             record = sim.step(observer)
             begun = time.monotonic()
             journal.append(record)
@@ -109,7 +109,7 @@ def _go_on(
             for watcher in watchers:
                 watcher.round(record)
             logging += time.monotonic() - begun
-    except Stopped:
+    except StoppedError:
         if saved < sim.rounds_done:
             _save(sim, observer, journal, folder)
         raise

@@ -62,9 +62,7 @@ class RunDirectory:
         if not self.exists() and held - UNBORN:
             raise InputError(f"--out {self.path} is not empty and holds no run; give an empty or a new directory")
         if self.exists() and not resume:
-            raise InputError(
-                f"--out {self.path} already holds a run; add --resume to go on with it, or give another --out"
-            )
+            raise InputError(f"--out {self.path} already holds a run; go on with it by --resume, or give another --out")
 
     def request(self) -> Request:
         """What the run in this directory was started with."""
@@ -102,9 +100,7 @@ class RunDirectory:
         except OSError as error:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             self._unlock()
-            raise files.RunError(
-                f"{self.path} is in use by process {owner or '(unknown)'}; wait for it or stop it"
-            ) from error
+            raise files.RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self

@@ -62,7 +62,7 @@ def run(
     watchers: Sequence[cells_.Watcher] = (),
     stopping: Callable[[], bool] = lambda: False,
 ) -> Finished:
-    """Runs what is left of the cells and writes table, figure and report; `cells_.Stopped` when asked to stop."""
+    """Runs what is left of the cells and writes table, figure and report; `cells_.StoppedError` when asked to stop."""
     experiment = find(request.experiment)
     if options.workers is not None:
         cells = [replace(cell, config=cell.config.with_settings([f"workers={options.workers}"])) for cell in cells]
