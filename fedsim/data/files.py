@@ -46,16 +46,23 @@ class Form:
         """Reads every file; a missing one and a wrong one are told apart."""
         found = Survey()
         for name, expected in self.sums.items():
-            path = root / name
-            if blocked := next((p for p in path.parents if p.is_file()), None):
-                raise InputError(f"{blocked} is a file where a folder is expected")
-            if path.is_dir():
-                raise InputError(f"{path} is a folder where a file is expected")
-            if not path.is_file():
-                found.missing.append(path)
-            elif (seen := md5(path)) != expected:
-                found.corrupt[path] = f"md5 is {seen}, expected {expected}"
+            try:
+                seen = self._read(root / name)
+            except OSError as error:
+                raise InputError(f"{root / name} cannot be read: {error.strerror}") from None
+            if seen is None:
+                found.missing.append(root / name)
+            elif seen != expected:
+                found.corrupt[root / name] = f"md5 is {seen}, expected {expected}"
         return found
+
+    def _read(self, path: Path) -> str | None:
+        """The md5 of a file, or None if there is none."""
+        if blocked := next((p for p in path.parents if p.is_file()), None):
+            raise InputError(f"{blocked} is a file where a folder is expected")
+        if path.is_dir():
+            raise InputError(f"{path} is a folder where a file is expected")
+        return md5(path) if path.is_file() else None
 
 
 @dataclass
@@ -133,7 +140,7 @@ def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
             raise InputError(f"the data folder {root} holds other files ({others[0]}); name a new or an empty folder")
         with (root / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in root.glob(PARTIAL + "*"):
+            for left in [*root.glob(PARTIAL + "*"), *root.glob(f"*/{PARTIAL}*")]:
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
             with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True) as stage:
                 yield Path(stage)

