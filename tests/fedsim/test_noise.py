@@ -1,10 +1,12 @@
 """fedsim.noise: every law against its characteristic function, its tail and its exact edge cases."""
 
+import doctest
 import math
 
 import numpy as np
 import pytest
 
+from fedsim import noise
 from fedsim.errors import InputError
 from fedsim.noise import KINDS, sample
 
@@ -160,3 +162,9 @@ def test_bad_arguments_are_refused_in_one_line_and_nothing_is_drawn(kind, argume
         sample(kind, 3, rng, **arguments)
     assert "\n" not in str(caught.value)
     assert rng.bit_generator.state == before
+
+
+def test_the_examples_in_the_docstrings_run():
+    done = doctest.testmod(noise)
+    assert done.attempted > 0
+    assert done.failed == 0

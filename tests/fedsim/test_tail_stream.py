@@ -1,5 +1,6 @@
 """TailStream and tail_index as objects: what is left out, memory, resuming, and what is refused."""
 
+import doctest
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from fedsim.errors import InputError
 from fedsim.noise import sample
 from fedsim.tail import OVER, TailStream, estimate, tail_index
+from fedsim.tail import stream as tail_stream
 
 
 def noise(m=40, d=6, seed=0, alpha=1.5):
@@ -233,3 +235,10 @@ def test_too_few_samples_for_two_blocks_are_refused(samples, block):
     with pytest.raises(InputError, match="a tail index needs at least 2 blocks of") as caught:
         tail_index(samples, block=block)
     assert "\n" not in str(caught.value)
+
+
+def test_the_examples_in_the_docstrings_run():
+    for module in (estimate, tail_stream):
+        done = doctest.testmod(module)
+        assert done.attempted > 0
+        assert done.failed == 0
