@@ -1,5 +1,7 @@
 """A learning problem: a model, the clients' samples, the batches they draw, and the test set."""
 
+import contextlib
+import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +39,7 @@ class Batch(NamedTuple):
 
 
 class Problem:
-    """Model, samples and batches of one configuration.
+    """Model, samples and batches of one configuration; samples are kept client by client.
 
     dataset: as `fedsim.data.load` gives it; None loads the one the configuration names.
     model: another model than the configuration's own, for example a smaller one.
@@ -53,14 +55,14 @@ class Problem:
             dataset = load(name, data_root)
         self.config, self.model = config, make() if model is None else model
         self.dtype = getattr(torch, config.dtype)
-        self.x, self.y = self.model.store(dataset.x, self.dtype), dataset.y.long()
-        self._test = (dataset.test_x, dataset.test_y.long())
         parts = _partition(config, dataset)
+        order = torch.from_numpy(np.concatenate(parts))
+        self.x, self.y = _gathered(self.model.store(dataset.x, self.dtype), order), dataset.y.long()[order]
+        self._test = (dataset.test_x, dataset.test_y.long())
         if config.partition == "roles":
             kept = np.concatenate(dataset.test_roles[: config.clients])
             self._test = (self._test[0][kept], self._test[1][kept])
         self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
-        self.order = np.concatenate(parts)
         self.offsets = np.cumsum(self.sizes) - self.sizes
 
     def start(self) -> Tensor:
@@ -86,7 +88,7 @@ class Problem:
             counts = np.minimum(sizes, c.batch)
             for k in range(c.local_steps):
                 at = seeding.permuted(seeding.fold(key, k), sizes, 0, int(counts.max()))
-                yield Batch(self.order[offsets + at], counts)
+                yield Batch(offsets + at, counts)
             return
         yield from self._passes(key, sizes, offsets)
 
@@ -97,7 +99,7 @@ class Problem:
         per_epoch = -(-sizes // c.batch)
         if (per_epoch == per_epoch[0]).all():
             for epoch in range(c.local_epochs):
-                whole = self.order[offsets + seeding.permuted(seeding.fold(key, epoch), sizes, 0, int(sizes.max()))]
+                whole = offsets + seeding.permuted(seeding.fold(key, epoch), sizes, 0, int(sizes.max()))
                 for k in range(int(per_epoch[0])):
                     piece = whole[:, k * c.batch : (k + 1) * c.batch]
                     yield Batch(piece, np.clip(sizes - k * c.batch, 0, piece.shape[1]))
@@ -110,7 +112,7 @@ class Problem:
         """All samples of these clients."""
         sizes = self.sizes[clients]
         at = np.minimum(np.arange(sizes.max())[None, :], sizes[:, None] - 1)
-        return Batch(self.order[self.offsets[clients][:, None] + at], sizes)
+        return Batch(self.offsets[clients][:, None] + at, sizes)
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> tuple[float, float]:
@@ -134,6 +136,15 @@ class Problem:
         if not getattr(self, "_stored", False):
             self._test, self._stored = (self.model.store(x, self.dtype), y), True
         return self._test
+
+
+def _gathered(data: Tensor, order: Tensor) -> Tensor:
+    """Rows of data in an order, in large pages where the system has them: batches are read from all over the place."""
+    block = mmap.mmap(-1, max(1, len(order) * data[0].nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError, AttributeError):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    out = torch.frombuffer(block, dtype=data.dtype).view(len(order), *data.shape[1:])
+    return torch.index_select(data, 0, order, out=out)
 
 
 def _side_by_side(plans: list[list[Batch]]) -> Iterator[Batch]:

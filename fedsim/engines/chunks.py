@@ -73,7 +73,7 @@ class Worker:
                 batches = self.problem.batches(round_, clients[i : i + 1])
                 self.sequential.train(batches, x_t, rows[i], step_norms[:, i], clock)
             except Exception:
-                errors.append((int(clients[i]), traceback.format_exc()))
+                errors.append((int(clients[i]), f"its local work raised\n{traceback.format_exc()}"))
                 rows[i] = math.nan
         return step_norms, errors
 

@@ -12,6 +12,7 @@ from ..errors import ClientError
 from ..problem import Indices, Problem
 from .chunks import Report, Worker
 from .outcome import PHASES, Clock, Outcome
+from .workers import Pool, Slots, one_thread
 
 
 class CohortRounds:
@@ -24,10 +25,9 @@ class CohortRounds:
         chunks = -(-self.config.participating // self.chunk)
         wanted = self.config.cohort or self._default_cohort()
         self.slots = min(chunks, -(-wanted // self.chunk))
-        d = problem.model.dim
-        self.x_t = torch.empty(d, dtype=problem.dtype)
-        self.rows = torch.empty(self.slots, min(self.chunk, self.config.participating), d, dtype=problem.dtype)
-        self.totals = torch.empty(self.slots, d, dtype=problem.dtype)
+        width = min(self.chunk, self.config.participating)
+        self.room = Slots.make(self.slots, width, problem.model.dim, problem.dtype)
+        self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))
 
     def _default_cohort(self) -> int:
         """Enough chunks to keep the workers busy, in at most 256 MB."""
@@ -46,37 +46,31 @@ class CohortRounds:
 
     def run(self, round_: int, x: Tensor, observer: object | None, clock: Clock) -> Outcome:
         chosen = self.participants(round_)
-        self.x_t.copy_(x)
+        self.room.x_t.copy_(x)
         chunks = [chosen[i : i + self.chunk] for i in range(0, len(chosen), self.chunk)]
         total = torch.zeros(x.numel(), dtype=torch.float64)
         reports: list[Report] = []
         for first in range(0, len(chunks), self.slots):
             cohort = chunks[first : first + self.slots]
-            for slot, report in enumerate(self._train(round_, cohort, observer is not None)):
+            for slot, report in enumerate(self.pool.train(round_, cohort, observer is not None)):
                 self._stop(report)
-                total += self.totals[slot]
+                total += self.room.totals[slot]
                 reports.append(report)
                 if observer is not None:
                     clients = cohort[slot].tolist()
-                    observer.update(round_, clients, self.rows[slot, : len(clients)])  # type: ignore[attr-defined]
+                    observer.update(round_, clients, self.room.rows[slot, : len(clients)])  # type: ignore[attr-defined]
         if observer is not None:
             full = self.full() if getattr(observer, "wants_full", False) else None
             observer.end_round(round_, full)  # type: ignore[attr-defined]
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
-            clock.seconds[phase] += float(seconds)
+            clock.seconds[phase] += float(seconds) / min(self.config.workers, self.slots)
         clock.restart()
         return self._outcome(total, reports, len(chosen))
-
-    def _train(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
-        return [
-            self.worker.run(round_, clients, self.x_t, self.rows[slot], self.totals[slot], keep)
-            for slot, clients in enumerate(cohort)
-        ]
 
     def _stop(self, report: Report) -> None:
         if report.errors and self.config.on_client_error == "stop":
             client, text = report.errors[0]
-            raise ClientError(f"client {client} raised:\n{text}")
+            raise ClientError(f"client {client}: {text}")
 
     def _outcome(self, total: Tensor, reports: list[Report], count: int) -> Outcome:
         rejected = sorted(client for report in reports for client in report.rejected)
@@ -91,10 +85,11 @@ class CohortRounds:
 
     def full(self) -> Tensor:
         """The mean over all clients of what they would send with every local step on all of their samples."""
-        total = torch.zeros(self.x_t.numel(), dtype=torch.float64)
+        total = torch.zeros(self.room.x_t.numel(), dtype=torch.float64)
         everyone = np.arange(self.config.clients)
-        for i in range(0, len(everyone), self.rows.shape[1]):
-            total += self.worker.full(everyone[i : i + self.rows.shape[1]], self.x_t, self.rows[0])
+        with one_thread():
+            for i in range(0, len(everyone), self.room.rows.shape[1]):
+                total += self.worker.full(everyone[i : i + self.room.rows.shape[1]], self.room.x_t, self.room.rows[0])
         return (total / len(everyone)).to(self.problem.dtype)
 
     def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]:
@@ -102,4 +97,5 @@ class CohortRounds:
         return [loss], [accuracy]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Ends the workers."""
+        self.pool.close()

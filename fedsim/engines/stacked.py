@@ -48,13 +48,10 @@ class Stacked:
 
     def _gradients(self, batch: Batch, rows: Tensor, out: Tensor, clock: Clock) -> None:
         problem = self.problem
-        index = torch.from_numpy(np.ascontiguousarray(batch.index))
-        flat = index.view(-1)
-        x = problem.x.index_select(0, flat).view(*index.shape, *problem.x.shape[1:])
-        y = problem.y.index_select(0, flat).view(index.shape)
+        index = torch.from_numpy(batch.index)
         weights = weights_of(batch, problem.dtype)
         clock.lap("data")
-        problem.model.gradients(rows, x, y, weights, out)
+        problem.model.gradients_of(rows, (problem.x, problem.y), index, weights, out)
         clock.lap("compute")
 
     def _scratch(self, rows: Tensor) -> Tensor:
@@ -65,6 +62,8 @@ class Stacked:
 
 def weights_of(batch: Batch, dtype: torch.dtype) -> Tensor:
     """1 / count for samples that count, 0 for padding, as (clients, b)."""
-    counts = batch.counts[:, None]
-    inside = np.arange(batch.index.shape[1])[None, :] < counts
-    return torch.from_numpy(inside / np.maximum(counts, 1)).to(dtype)
+    width, counts = batch.index.shape[1], batch.counts
+    if (counts == width).all():
+        return torch.full((), 1 / width, dtype=dtype).expand(len(counts), width)
+    inside = np.arange(width)[None, :] < counts[:, None]
+    return torch.from_numpy(inside / np.maximum(counts, 1)[:, None]).to(dtype)

@@ -17,13 +17,16 @@ from .. import seeding
 class Model:
     """A classifier; subclasses give `build`, and more where they can do better.
 
-    chunk: how many clients one batched product spans in the stacked engine.
+    chunk: how many clients the stacked engine trains at once.
+    block: how many of them at a time; 0: all.
     sequential_chunk: how many clients the sequential engine hands out at once.
     """
 
     name = ""
     chunk = 10
+    block = 0
     sequential_chunk = 1
+    _room = torch.empty(0)
 
     def build(self) -> nn.Module:
         """The module for one client, freshly initialised."""
@@ -82,3 +85,25 @@ class Model:
         found = batched(params, x, y, weights)
         for (name, _), target in zip(self.shapes, self.split(out), strict=True):
             target.copy_(found[name])
+
+    def gradients_of(
+        self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
+    ) -> None:
+        """The same for the samples index (c, b) of stored data, a block of clients at a time.
+
+        What a block gathers stays in the cache until it has been used.
+        """
+        step = self.block or len(index)
+        for at in range(0, len(index), step):
+            part = slice(at, at + step)
+            x, y = self._take(data[0], index[part]), data[1].index_select(0, index[part].reshape(-1))
+            self.gradients(rows if rows.dim() == 1 else rows[part], x, y.view(x.shape[:2]), weights[part], out[part])
+
+    def _take(self, data: Tensor, index: Tensor) -> Tensor:
+        """Rows of data by a matrix of numbers, in memory used again: fresh pages cost as much as the copy."""
+        needed = index.numel() * data[0].numel()
+        if self._room.numel() < needed or self._room.dtype != data.dtype:
+            self._room = data.new_empty(needed)
+        flat = self._room[:needed].view(index.numel(), *data.shape[1:])
+        torch.index_select(data, 0, index.reshape(-1), out=flat)
+        return flat.view(*index.shape, *data.shape[1:])

@@ -11,6 +11,7 @@ class Logistic(Model):
 
     name = "logistic"
     chunk = 50
+    block = 5
     sequential_chunk = 10
 
     def __init__(self, features: int = 784, classes: int = 10) -> None:
@@ -23,17 +24,20 @@ class Logistic(Model):
         weight, bias = self.split(rows)
         clients, batch = y.shape
         if rows.dim() == 1:  # shared weights: one product over all clients' samples
-            logits = torch.addmm(bias, x.view(-1, self.features), weight.t()).view(clients, batch, -1)
+            logits = torch.addmm(bias[:, None], weight, x.view(-1, self.features).t())
+            residual = residuals(logits, y.view(-1), weights.reshape(-1)).view(-1, clients, batch).transpose(0, 1)
         else:
-            logits = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-        residual = residuals(logits, y, weights)
+            residual = residuals(torch.baddbmm(bias[:, :, None], weight, x.transpose(1, 2)), y, weights)
         grad_weight, grad_bias = self.split(out)
-        torch.bmm(residual.transpose(1, 2), x, out=grad_weight)
-        torch.sum(residual, 1, out=grad_bias)
+        torch.bmm(residual, x, out=grad_weight)
+        torch.sum(residual, -1, out=grad_bias)
 
 
 def residuals(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """The derivative of the weighted cross entropy in the logits: weights * (softmax - onehot)."""
-    p = torch.softmax(logits, -1)
-    p.scatter_add_(-1, y.unsqueeze(-1), p.new_full((), -1.0).expand(*y.shape, 1))
-    return p.mul_(weights.unsqueeze(-1))
+    """The derivative of the weighted cross entropy in the logits: weights * (softmax - onehot).
+
+    Classes are the last but one dimension: sums and maxima over them run along whole rows of samples.
+    """
+    p = torch.softmax(logits, -2)
+    p.scatter_add_(-2, y.unsqueeze(-2), p.new_full((), -1.0).expand_as(y).unsqueeze(-2))
+    return p.mul_(weights.unsqueeze(-2))

@@ -23,16 +23,16 @@ class Mlp(Model):
         return nn.Sequential(*layers[:-1])
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
-        params = self.split(rows.expand(y.shape[0], -1) if rows.dim() == 1 else rows)
+        params = self.split(rows.expand(len(y), -1) if rows.dim() == 1 else rows)
         layers = list(zip(params[::2], params[1::2], strict=True))
-        inputs = [x]
+        inputs = [x.transpose(1, 2)]  # samples are columns from here on
         for weight, bias in layers[:-1]:
-            inputs.append(torch.baddbmm(bias.unsqueeze(1), inputs[-1], weight.transpose(1, 2)).relu_())
+            inputs.append(torch.baddbmm(bias[:, :, None], weight, inputs[-1]).relu_())
         weight, bias = layers[-1]
-        flow = residuals(torch.baddbmm(bias.unsqueeze(1), inputs[-1], weight.transpose(1, 2)), y, weights)
+        flow = residuals(torch.baddbmm(bias[:, :, None], weight, inputs[-1]), y, weights)
         targets = self.split(out)
         for i in range(len(layers) - 1, -1, -1):
-            torch.bmm(flow.transpose(1, 2), inputs[i], out=targets[2 * i])
-            torch.sum(flow, 1, out=targets[2 * i + 1])
+            torch.bmm(flow, inputs[i].transpose(1, 2), out=targets[2 * i])
+            torch.sum(flow, -1, out=targets[2 * i + 1])
             if i:
-                flow = torch.bmm(flow, layers[i][0]).mul_(inputs[i] > 0)
+                flow = torch.bmm(layers[i][0].transpose(1, 2), flow).mul_(inputs[i] > 0)

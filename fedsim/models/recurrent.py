@@ -23,7 +23,7 @@ def gradients(params: list[Tensor], x: Tensor, y: Tensor, weights: Tensor, out: 
         second.forward(t, first.forward(t, inputs))
     last = second.state
     logits = last @ fc_weight.transpose(-1, -2) + (fc_bias if shared else fc_bias.unsqueeze(1))
-    flow = residuals(logits, y, weights)
+    flow = residuals(logits.transpose(1, 2), y, weights).transpose(1, 2)
     torch.bmm(flow.transpose(1, 2), last, out=out[-2])
     torch.sum(flow, 1, out=out[-1])
     _backward(first, second, flow @ fc_weight, codes, out)

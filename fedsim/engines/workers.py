@@ -1,0 +1,189 @@
+"""Processes that share the chunks of a cohort; the calling process is one of them.
+
+Chunks are handed out through a pipe of slot numbers that every process reads from, so a slow one takes fewer. Models
+and updates travel in shared memory, which the processes have from the fork; messages are a few bytes.
+"""
+
+import contextlib
+import math
+import mmap
+import multiprocessing
+import os
+import signal
+import struct
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..problem import Indices
+from .chunks import Report, Worker
+from .outcome import PHASES
+
+_TOKEN = struct.Struct("i")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A chunk is one thread's work, whoever does it: the sums in a product depend on how many threads share it."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def shared(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that forked processes share; anonymous, so the size of /dev/shm does not matter."""
+    count = max(1, torch.Size(shape).numel())
+    block = mmap.mmap(-1, count * dtype.itemsize)
+    return torch.frombuffer(block, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+
+
+@dataclass
+class Slots:
+    """Room for a cohort: the model, each chunk's rows and each chunk's sum."""
+
+    x_t: Tensor
+    rows: Tensor
+    totals: Tensor
+
+    @classmethod
+    def make(cls, chunks: int, clients: int, d: int, dtype: torch.dtype) -> "Slots":
+        return cls(shared(d, dtype=dtype), shared(chunks, clients, d, dtype=dtype), shared(chunks, d, dtype=dtype))
+
+
+class Pool:
+    """`train` runs every chunk of a cohort and returns the reports in order; `workers` counts this process, too."""
+
+    def __init__(self, worker: Worker, slots: Slots, workers: int) -> None:
+        self.worker, self.slots = worker, slots
+        self._others = workers - 1
+        self._tokens = (-1, -1)
+        self._crew: list[tuple[Any, Connection]] = []
+
+    def train(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
+        with one_thread():
+            if self._others == 0 or len(cohort) == 1:
+                return [self._run(round_, slot, clients, keep) for slot, clients in enumerate(cohort)]
+            try:
+                return self._share(round_, cohort, keep)
+            except BaseException:
+                self.close()  # answers may be under way that nobody will read
+                raise
+
+    def _run(self, round_: int, slot: int, clients: Indices, keep: bool) -> Report:
+        slots = self.slots
+        return self.worker.run(round_, clients, slots.x_t, slots.rows[slot], slots.totals[slot], keep)
+
+    def _share(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
+        self._start()
+        for slot in range(len(cohort)):
+            os.write(self._tokens[1], _TOKEN.pack(slot))
+        for _, pipe in self._crew:
+            with contextlib.suppress(OSError):  # a dead one is found below
+                pipe.send((round_, cohort, keep))
+        done = self._drain(round_, cohort, keep)
+        deaths: list[str] = []
+        for i, (process, pipe) in enumerate(self._crew):
+            answer = _receive(process, pipe)
+            if isinstance(answer, str):
+                deaths.append(answer)
+                pipe.close()
+                self._crew[i] = self._fork()
+            else:
+                done.update(answer)
+        lost = [slot for slot in range(len(cohort)) if slot not in done]
+        for slot in lost:
+            done[slot] = self._give_up(cohort[slot], slot, "; ".join(deaths))
+        return [done[slot] for slot in range(len(cohort))]
+
+    def _drain(self, round_: int, cohort: list[Indices], keep: bool) -> dict[int, Report]:
+        """Runs chunks until none is left."""
+        done: dict[int, Report] = {}
+        while True:
+            try:
+                token = os.read(self._tokens[0], _TOKEN.size)
+            except BlockingIOError:
+                return done
+            (slot,) = _TOKEN.unpack(token)
+            done[slot] = self._run(round_, slot, cohort[slot], keep)
+
+    def _give_up(self, clients: Indices, slot: int, reason: str) -> Report:
+        """The report of a chunk whose worker died: every client rejected."""
+        names = clients.tolist()
+        self.slots.totals[slot].zero_()
+        self.slots.rows[slot].fill_(math.nan)
+        text = f"{reason} while it trained clients {names[0]} to {names[-1]}"
+        nan = np.full(len(names), math.nan)
+        return Report(nan, nan[None], 0, names, [(names[0], text)], (0.0,) * len(PHASES))
+
+    def _start(self) -> None:
+        if self._crew:
+            return
+        self._tokens = os.pipe()
+        os.set_blocking(self._tokens[0], False)
+        for _ in range(self._others):
+            self._crew.append(self._fork())
+
+    def _fork(self) -> tuple[Any, Connection]:
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        mine = [pipe for _, pipe in self._crew if not pipe.closed] + [here]
+        process = context.Process(target=self._serve, args=(there, mine), daemon=True)
+        process.start()
+        there.close()
+        return process, here
+
+    def _serve(self, pipe: Connection, inherited: list[Connection]) -> None:
+        """The life of a worker: ends when its parent does, because then the pipe ends."""
+        for other in inherited:
+            other.close()
+        os.close(self._tokens[1])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+        torch.set_num_threads(1)
+        with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+            while True:
+                pipe.send(self._answer(*pipe.recv()))
+
+    def _answer(self, round_: int, cohort: list[Indices], keep: bool) -> Any:
+        try:
+            return self._drain(round_, cohort, keep)
+        except Exception:
+            return f"a worker raised:\n{traceback.format_exc()}"
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for process, pipe in self._crew:
+            pipe.close()
+            process.terminate()
+        for process, _ in self._crew:
+            process.join()
+            process.close()
+        if self._crew:
+            for end in self._tokens:
+                os.close(end)
+        self._crew = []
+
+
+def _receive(process: Any, pipe: Connection) -> Any:
+    """What a worker did, or how it died."""
+    wait([pipe, process.sentinel])
+    try:
+        if pipe.poll():
+            return pipe.recv()
+    except (EOFError, OSError):
+        pass
+    process.join()
+    code = process.exitcode
+    how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+    return f"worker process {process.pid} {how}"
