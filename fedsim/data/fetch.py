@@ -43,7 +43,7 @@ class Source:
 
 
 def _run(command: Sequence[str], progress: Progress) -> None:
-    """Runs a package client to its end and reports its last line as an OSError if it fails."""
+    """Runs a package client to its end and reports its first error line as an OSError if it fails."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as client:
@@ -61,8 +61,8 @@ def _run(command: Sequence[str], progress: Progress) -> None:
                 client.kill()
                 raise
     if client.returncode:
-        lines = [line for line in said.splitlines() if line.strip()]
-        raise OSError(f"{command[0]} ended with code {client.returncode}" + (f": {lines[-1].strip()}" if lines else ""))
+        reason = next((line.strip() for line in said.splitlines() if "error" in line.lower()), "no reason given")
+        raise OSError(f"code {client.returncode}, {reason}")
 
 
 def _only(folder: Path, pattern: str) -> Path:
@@ -77,7 +77,7 @@ def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("npm is not installed")
-    options = ["--silent", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
+    options = ["--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
     _run([npm, "pack", package, "--pack-destination", str(stage), *options], progress)
     return _only(stage, "*.tgz")
 

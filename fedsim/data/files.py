@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,18 +85,13 @@ def require(root: Path, name: str, *forms: Form) -> Form:
     for survey in surveys:
         for path, reason in survey.corrupt.items():
             raise InputError(f"{path} is corrupt ({reason}); {command} gets it anew")
-    raise InputError(f"there is no {name} in {root}{_others(root)}; {command} gets it")
+    raise InputError(f"there is no {name} in {root}; {command} gets it")
 
 
-def _others(root: Path) -> str:
-    """What a folder holds instead, for a message."""
-    if not root.exists():
-        return " (no such folder)"
-    if not root.is_dir():
-        raise InputError(f"the data folder {root} is a file where a folder is expected")
+def foreign(root: Path, known: frozenset[str]) -> str | None:
+    """The name of a file in a folder that holds nothing but other people's files."""
     names = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f" (it holds {shown})" if names else ""
+    return names[0] if names and known.isdisjoint(names) else None
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -133,20 +128,33 @@ def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
 
     A folder with other files in it is refused: a data set does not belong there.
     """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        others = sorted(p.name for p in root.iterdir() if p.name not in known and not p.name.startswith("."))
-        if others and len(others) == len([p for p in root.iterdir() if not p.name.startswith(".")]):
-            raise InputError(f"the data folder {root} holds other files ({others[0]}); name a new or an empty folder")
-        with (root / ".lock").open("a") as lock:
+    with ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if other := foreign(root, known):
+                raise InputError(f"the data folder {root} holds other files ({other}); name a new or an empty folder")
+            lock = stack.enter_context((root / ".lock").open("a"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in [*root.glob(PARTIAL + "*"), *root.glob(f"*/{PARTIAL}*")]:
-                shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-            with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True) as stage:
-                yield Path(stage)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTDIR):
-            raise InputError(f"the data folder {root} is a file where a folder is expected") from None
-        if is_local(error):
-            raise InputError(f"the data folder {root} cannot be written to: {error.strerror}") from None
-        raise
+            _sweep(root)
+            folder = tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True)
+            stage = Path(stack.enter_context(folder))
+        except OSError as error:
+            raise _unwritable(root, error) from None
+        try:
+            yield stage
+        except OSError as error:
+            raise (_unwritable(root, error) if is_local(error) else error) from None
+
+
+def _unwritable(root: Path, error: OSError) -> InputError:
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return InputError(f"the data folder {root} is a file where a folder is expected")
+    return InputError(f"the data folder {root} cannot be written to: {error.strerror}")
+
+
+def _sweep(root: Path) -> None:
+    for left in [*root.glob(f"{PARTIAL}*"), *root.glob(f"*/{PARTIAL}*")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.data import cifar10, mnist, shakespeare
 from fedsim.data.dataset import Dataset
-from fedsim.data.files import default_root
+from fedsim.data.files import default_root, foreign
 from fedsim.errors import InputError
 
 NAMES = ("cifar10", "mnist", "shakespeare")
@@ -35,5 +35,10 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
     folder = default_root() if root is None else Path(root).expanduser()
     if folder.is_file():
         raise InputError(f"the data folder {folder} is a file where a folder is expected")
+    if folder.is_dir() and (other := foreign(folder, KNOWN)):
+        raise InputError(
+            f"there is no {name} in {folder}, which holds other files ({other}); "
+            f"`python -m fedsim data {name} --root DIR` gets it into a new or an empty folder"
+        )
     data: Dataset = loader(folder, **options)
     return data

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fedsim.errors import InputError
+
 # A build of torchvision for another device than torch's cannot load its operators, and then stops its own import
 # (pytorch/vision#9085). Only boxes need these two; data sets and transforms do not.
 _SCHEMAS = ("nms", "qnms")
@@ -22,6 +24,8 @@ def datasets() -> ModuleType:
     global _library
     try:
         from torchvision import datasets
+    except ModuleNotFoundError as error:
+        raise InputError(f"this data set needs {error.name}: pip install torchvision") from None
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
@@ -48,8 +52,9 @@ def download(name: str, folder: Path) -> None:
         # It reports every mirror it gives up on: of no interest while there are other sources.
         with _short_timeout(), contextlib.redirect_stdout(io.StringIO()):
             getattr(datasets(), name)(str(folder), download=True)
-    except (OSError, RuntimeError, ImportError) as error:
-        raise OSError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+    except (OSError, RuntimeError, InputError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OSError(first.rstrip(":")) from None
 
 
 def mnist(root: Path, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
