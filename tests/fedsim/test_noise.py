@@ -69,6 +69,41 @@ def test_stable_noise_is_the_chambers_mallows_stuck_formula(alpha):
     np.testing.assert_allclose(x, plain, rtol=1e-11)
 
 
+class Fixed:
+    """A generator whose draws are given."""
+
+    def __init__(self, uniform, exponential=1.0):
+        self.uniform, self.exponential = uniform, exponential
+
+    def random(self, shape):
+        return np.full(shape, self.uniform)
+
+    def standard_exponential(self, shape):
+        return np.full(shape, self.exponential)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.5, 1.999])
+@pytest.mark.parametrize("kind", ["stable", "pareto"])
+def test_the_ends_of_the_uniform_draws_mirror_each_other(kind, alpha):
+    # rng.random() gives multiples of 2^-53 from 0 to 1 - 2^-53: the ends, and the two values around the middle
+    for left, right in ((0.0, 1 - 2.0**-53), (0.5 - 2.0**-53, 0.5)):
+        x, y = (sample(kind, 1, Fixed(u), alpha=alpha)[0] for u in (left, right))
+        assert math.isfinite(x)
+        assert x == -y != 0
+    for u in (0.0, 0.25, 0.5):  # an exponential draw of 0 is possible, though rare
+        assert not np.isnan(sample(kind, 1, Fixed(u, 0.0), alpha=alpha)).any()
+
+
+def test_nothing_cancels_in_the_far_tail():
+    # V at distance d = 2^-54 (times pi) from pi/2 and e = 2 - alpha = 2^-50, with W = 1. Every angle is small, and
+    # sin(pi x) is pi x: sin(alpha V) = pi (e/2 + alpha d), cos V = pi d and cos((1 - alpha) V) = pi (e/2 + (1 - e) d)
+    e, d = 2.0**-50, 2.0**-54
+    alpha = 2 - e
+    logs = [math.log(math.pi * x) for x in (e / 2 + alpha * d, d, e / 2 + (1 - e) * d)]
+    expected = math.exp(logs[0] - logs[1] / alpha + (1 - alpha) / alpha * logs[2])
+    assert sample("stable", 1, Fixed(1 - 2.0**-53), alpha=alpha)[0] == pytest.approx(expected, rel=1e-13)
+
+
 def test_stable_noise_of_index_one_is_cauchy_and_of_index_two_normal():
     assert np.array_equal(draw("stable", alpha=1, scale=2.1), draw("cauchy", scale=2.1))
     np.testing.assert_allclose(draw("stable", alpha=2.0), draw("gaussian", scale=math.sqrt(2)), rtol=1e-15)

@@ -149,6 +149,15 @@ def test_clients_in_the_order_of_their_data_are_dealt_at_random():
     assert math.log(10) / neighbours == pytest.approx(1, rel=1e-6)
 
 
+def test_every_round_is_dealt_anew():
+    once, twice = TailStream(), TailStream()
+    for stream, times in ((once, 1), (twice, 2)):
+        for _ in range(times):
+            stream.round(noise())
+    assert once.result().alpha != twice.result().alpha  # the same rows in other blocks
+    assert twice.result().n == 2 * once.result().n
+
+
 def test_the_block_is_the_root_of_the_first_round_up_to_32():
     for m, block in ((100, 10), (143, 11), (4, 2), (10_000, 32)):
         stream = TailStream()
