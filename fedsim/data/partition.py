@@ -147,4 +147,8 @@ def train_and_test(train: npt.ArrayLike, test: npt.ArrayLike, cut: Cut) -> tuple
         raise InputError(
             f"training and test set must have the same classes, but only one of them has class {missing[0]}"
         )
-    return cut(np.asarray(train)), cut(np.asarray(test))
+    parts = cut(np.asarray(train))
+    try:
+        return parts, cut(np.asarray(test))
+    except InputError as error:
+        raise InputError(f"{error} (in the test set)") from None

@@ -16,7 +16,7 @@ _BEGIN = re.compile(r"^\s*(ACT (I|1|FIRST)\b|Act I\b|SCENE\b|INDUCTION\b|(THE )?
 _HEADING = re.compile(r"(ACT|Act|SCENE|Scene|Song|SONG|THE END|FINIS)\b")
 # `FIRST LORD.`, `MRS. PAGE.`, `1 KEEPER.`, `PRINCE OF Morocco.`; A Midsummer Night's Dream has `THESEUS`, with no stop.
 _UPPER = re.compile(r"(?=.*[A-Z]{2})([A-Z0-9][A-Z0-9 .,'&-]*|[A-Z]{2,}( \w+){1,3}\.)")
-_UPPER_INLINE = re.compile(r"([A-Z][A-Z ]{2,})\. +(\S.*)")
+_UPPER_INLINE = re.compile(r"([A-Z0-9][A-Z ]{2,})\. +(?=.*[a-z])(\S.*)")
 # `Ham.`, `Lady Capulet.`: three plays write their speakers so.
 _MIXED = re.compile(r"[A-Z][A-Za-z]*( [A-Za-z]+){0,3}\.")
 

@@ -43,12 +43,12 @@ def idx(array):
 
 
 class SmallMnist:
-    """20 training and 10 test images; `files` by their names below the root."""
+    """40 training and 20 test images; `files` by their names below the root."""
 
     def __init__(self, monkeypatch):
         rng = np.random.default_rng(0)
-        self.images = {True: rng.integers(0, 256, (20, 28, 28)), False: rng.integers(0, 256, (10, 28, 28))}
-        self.labels = {True: np.arange(20) % 10, False: np.arange(10)}
+        self.images = {True: rng.integers(0, 256, (40, 28, 28)), False: rng.integers(0, 256, (20, 28, 28))}
+        self.labels = {True: np.arange(40) % 10, False: np.arange(20) % 10}
         parts = [self.images[True], self.labels[True], self.images[False], self.labels[False]]
         self.files = {f"{mnist.RAW}/{name}": idx(part) for name, part in zip(mnist.SUMS, parts, strict=True)}
         monkeypatch.setattr(mnist, "FORM", Form({name: md5(data) for name, data in self.files.items()}))
