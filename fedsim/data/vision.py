@@ -1,6 +1,7 @@
 """torchvision, imported in one place, and its downloads with a short timeout."""
 
 import contextlib
+import http.client
 import io
 import socket
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def download(name: str, folder: Path) -> None:
         # It reports every mirror it gives up on: of no interest while there are other sources.
         with _short_timeout(), contextlib.redirect_stdout(io.StringIO()):
             getattr(datasets(), name)(str(folder), download=True)
-    except (OSError, RuntimeError, InputError) as error:
+    except (OSError, RuntimeError, InputError, http.client.HTTPException) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise OSError(first.rstrip(":")) from None
 
