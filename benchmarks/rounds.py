@@ -1,0 +1,213 @@
+"""`python -m benchmarks rounds`: seconds per simulated round, ours beside a plain PyTorch loop, pfl, fedjax and Flower.
+
+Every side is a process that computes the same round on the same batches, which is shown first; then the sides take
+turns, block by block, so that noise on the machine hits all of them.
+"""
+
+import argparse
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import guard, rounds_report
+from .rounds_peers import PEERS, environment
+from .rounds_sides import HERE, Side, SideError, Times, begin, one_block
+from .workloads import ALGORITHMS, EXPORTED_ROUNDS, WORKLOADS, Workload, export
+
+OURS, LOOP, PEAK = "fedsim", "loop", "gemm"
+RESULTS = Path(__file__).parent / "results"
+# Largest difference from the first side's model, relative to how far the rounds of the proof have moved it: float32
+# products summed in another order and clip_grad_norm_'s epsilon stay far below, another algorithm far above.
+TOLERANCE = 1e-3
+
+
+def compare(sides: Iterable[Side], start: np.ndarray, seconds: float, smoke: bool, say: Callable[[str], None]) -> Any:
+    """Proves and times the sides; returns what was measured and why others were left out, by name."""
+    alive: dict[str, Times] = {}
+    left_out: dict[str, str] = {}
+    reference: np.ndarray | None = None
+    try:
+        for side in sides:
+            try:
+                alive[side.name], x = begin(side, EXPORTED_ROUNDS)
+                if side.name != PEAK:
+                    reference = x if reference is None else reference
+                    alive[side.name].difference = _difference(x, reference, start)
+                    say(f"  {side.name:8s} same round: largest difference {alive[side.name].difference:.1e} of the way")
+            except SideError as error:
+                _leave_out(side.name, str(error), side, alive, left_out, say)
+        _blocks(alive, left_out, seconds, smoke, say)
+        for name, times in list(alive.items()):
+            try:
+                times.memory = times.side.memory()
+            except SideError as error:
+                _leave_out(name, str(error), times.side, alive, left_out, say)
+    finally:
+        for times in alive.values():
+            times.side.close()
+    return alive, left_out
+
+
+def _difference(x: np.ndarray, reference: np.ndarray, start: np.ndarray) -> float:
+    """How far x is from the reference, in units of the reference's way from the start; refused beyond TOLERANCE."""
+    if x.shape != reference.shape:
+        raise SideError(f"computes something else: {x.size} parameters instead of {reference.size}")
+    way = float(np.abs(reference - start.ravel()).max())
+    worst = float(np.abs(x - reference).max()) / way
+    if not worst < TOLERANCE:
+        raise SideError(f"computes something else: differs by {worst:.1e} of the way after {EXPORTED_ROUNDS} rounds")
+    return worst
+
+
+def _leave_out(name: str, why: str, side: Side, alive: dict[str, Times], left_out: dict[str, str], say: Any) -> None:
+    say(f"  {name:8s} left out: {why}")
+    left_out[name] = why
+    alive.pop(name, None)
+    side.close(patience=2.0)
+
+
+def _blocks(alive: dict[str, Times], left_out: dict[str, str], seconds: float, smoke: bool, say: Any) -> None:
+    """Turns of all sides until the time is over, at least seven (one, in a smoke test)."""
+    least, end = (1, 0.0) if smoke else (7, time.perf_counter() + seconds)
+    turn = 0
+    while alive and (turn < least or time.perf_counter() < end):
+        for name, times in list(alive.items()):
+            try:
+                if turn == 0 and not smoke:
+                    times.rounds = max(1, min(200, int(0.3 / times.side.rounds(2)[-1])))
+                one_block(times)
+            except SideError as error:
+                _leave_out(name, str(error), times.side, alive, left_out, say)
+        turn += 1
+
+
+def side_of(name: str, path: Path, lam: float, args: argparse.Namespace, folder: Path) -> Side:
+    """A side by name; a peer's environment is made first."""
+    python = Path(sys.executable)
+    if name in PEERS:
+        python = environment(name, timeout=args.install_timeout)
+    command = [str(python), str(HERE / f"side_{name}.py"), str(path), f"--lam={lam}", f"--threads={args.threads}"]
+    threads = {"OMP_NUM_THREADS": str(args.threads), "FLWR_HOME": str(folder / "flwr")}
+    if args.wait_policy != "default":
+        threads["OMP_WAIT_POLICY"] = args.wait_policy.upper()
+    return Side(name, command, folder, args.timeout, threads)
+
+
+def sides_of(
+    workload: Workload, path: Path, lam: float, args: argparse.Namespace, folder: Path, left_out: dict[str, str]
+) -> Iterable[Side]:
+    peers = [] if workload.model == "quadratic" else args.peers  # the other libraries have no stacked seeds
+    for name in (LOOP, OURS, *peers, PEAK):
+        try:
+            yield side_of(name, path, lam, args, folder)
+        except SideError as error:
+            print(f"  {name:8s} left out: {error}", flush=True)
+            left_out[name] = str(error)
+
+
+def run_workload(workload: Workload, args: argparse.Namespace, dataset: Any = None) -> dict[str, Any]:
+    """All sides on one workload, for every algorithm; the entry of the results file."""
+    entry: dict[str, Any] = {"title": workload.title, "targets": workload.targets, "algorithms": {}}
+    with tempfile.TemporaryDirectory(prefix="rounds-") as temporary:
+        folder = Path(temporary)
+        path = folder / "workload.npz"
+        samples = export(workload, path, dataset=dataset)
+        start = np.load(path)["start"]
+        for algorithm in args.algorithms:
+            print(f"{workload.name} {algorithm}: {workload.title}", flush=True)
+            lam = workload.lam if algorithm == "fatclip-pi" else math.inf
+            left_out: dict[str, str] = {}
+            sides = sides_of(workload, path, lam, args, folder, left_out)
+            alive, failed = compare(sides, start, args.seconds, args.smoke, lambda text: print(text, flush=True))
+            entry["algorithms"][algorithm] = _entry(alive, left_out | failed, samples, workload.flops)
+    return entry
+
+
+def _entry(alive: dict[str, Times], left_out: dict[str, str], samples: int, flops: int) -> dict[str, Any]:
+    peak = None
+    if PEAK in alive:
+        times = alive.pop(PEAK)
+        peak = times.side.about["flops"] / min(times.blocks)
+    ours = alive[OURS].blocks if OURS in alive else None
+    sides = {}
+    for name, times in alive.items():
+        median = statistics.median(times.blocks)
+        sides[name] = {
+            "seconds": median,
+            "ratio": statistics.median(a / b for a, b in zip(times.blocks, ours, strict=True)) if ours else None,
+            "samples_per_second": samples / median,
+            "peak_fraction": samples * flops / median / peak if peak else None,
+            "startup": times.startup,
+            "memory": times.memory,
+            "difference": times.difference,
+            "blocks": len(times.blocks),
+            "rounds_per_block": times.rounds,
+            **{k: v for k, v in times.side.about.items() if k in ("engine", "reason")},
+        }
+    return {"peak_gflops": peak / 1e9 if peak else None, "sides": sides, "left_out": left_out}
+
+
+def machine() -> dict[str, Any]:
+    model = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "cpu": model[0] if model else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks rounds", description=__doc__)
+    names = ",".join(WORKLOADS)
+    parser.add_argument("--peers", default="", help=f"other libraries, of {','.join(PEERS)} (default none)")
+    parser.add_argument("--workloads", default=names, help=f"default {names}")
+    parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
+    parser.add_argument("--seconds", type=float, default=30.0, help="per workload and algorithm (default 30)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--wait-policy", choices=["default", "passive", "active"], default="default", help="of OpenMP")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer of a side")
+    parser.add_argument("--install-timeout", type=float, default=1800.0, help="seconds to make an environment")
+    parser.add_argument("--smoke", action="store_true", help="two rounds of everything: does it work?")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of rounds.json, rounds.md and rounds.png")
+    parser.add_argument("--readme", type=Path, help="rewrite the table between the markers of this file")
+    args = parser.parse_args(argv)
+    for key, known in (("peers", PEERS), ("workloads", WORKLOADS), ("algorithms", ALGORITHMS)):
+        setattr(args, key, [word for word in getattr(args, key).split(",") if word])
+        for word in getattr(args, key):
+            if word not in known:
+                parser.error(f"--{key}: {word} is not known; of {', '.join(known)}")
+    for key in ("threads", "seconds", "timeout", "install_timeout"):
+        if not getattr(args, key) > 0:
+            parser.error(f"--{key.replace('_', '-')} must be positive, got {getattr(args, key)}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    result = {"machine": machine(), "threads": args.threads, "wait_policy": args.wait_policy, "workloads": {}}
+    for name in args.workloads:
+        result["workloads"][name] = run_workload(WORKLOADS[name], args)
+        print(rounds_report.table(name, result["workloads"][name]), end="\n\n", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(guard.compare(result, RESULTS / "rounds.json"))
+    rounds_report.write(result, args.out)
+    if args.readme:
+        rounds_report.rewrite(args.readme, rounds_report.readme_table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
