@@ -108,22 +108,19 @@ class Problem:
             [list(self._passes(key[i : i + 1], sizes[i : i + 1], offsets[i : i + 1])) for i in range(len(sizes))]
         )
 
-    def everything(self, clients: Indices) -> Batch:
-        """All samples of these clients."""
-        sizes = self.sizes[clients]
+    def everything(self, clients: Indices) -> Iterator[Batch]:
+        """As many local steps as in a round, each on all samples of the client."""
+        sizes, steps = self.sizes[clients], self.steps(clients)
         at = np.minimum(np.arange(sizes.max())[None, :], sizes[:, None] - 1)
-        return Batch(self.offsets[clients][:, None] + at, sizes)
+        for k in range(int(steps.max())):
+            yield Batch(self.offsets[clients][:, None] + at, np.where(k < steps, sizes, 0))
 
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        with torch.device("meta"):
-            module = self.model.build()
-        names = [name for name, _ in self.model.shapes]
-        params = dict(zip(names, self.model.split(x), strict=True))
         loss, right = 0.0, 0
         for rows, y in zip(*(t.split(_EVALUATED_AT_ONCE) for t in self.test), strict=True):
-            logits = torch.func.functional_call(module, params, (self.model.inputs(rows),))
+            logits = self.model.logits(x, rows)
             loss += functional.cross_entropy(logits, y, reduction="sum").item()
             right += int((logits.argmax(1) == y).sum())
         count = len(self.test[1])

@@ -6,8 +6,9 @@ result has the same bits for every cohort size and every number of workers.
 
 import math
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from fatclip_ops import FatClipServer, clip_rows_
 
 from ..algorithms import ALGORITHMS
-from ..problem import Indices, Problem
+from ..problem import Batch, Indices, Problem
 from .outcome import PHASES, Clock
 from .sequential import Sequential
 from .stacked import Stacked
@@ -33,6 +34,17 @@ class Report:
     phases: tuple[float, ...]
 
 
+class Task(NamedTuple):
+    """What is asked of every chunk of a round.
+
+    keep: rows are wanted, not only their sum. full: no clipping, and every local step on all of a client's samples.
+    """
+
+    round_: int
+    keep: bool = False
+    full: bool = False
+
+
 class Worker:
     """Trains chunks in this process: fills a slot's rows, sums them into the slot's accumulator."""
 
@@ -41,37 +53,47 @@ class Worker:
         algorithm = ALGORITHMS[config.algorithm]
         self.problem, self.config = problem, config
         self.step_lam, self.round_lam = algorithm.step_lam(config.lam), algorithm.round_lam(config.lam)
-        self.sequential = Sequential(problem, self.step_lam)
-        self.stacked = Stacked(problem, self.step_lam) if engine == "stacked" else None
+        self.sequential = Sequential(problem)
+        self.stacked = Stacked(problem) if engine == "stacked" else None
         self.chunk = chunk_size(problem, engine)
 
-    def run(self, round_: int, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, keep: bool) -> Report:
-        """One chunk from x_t: rows (c, d) hold what was sent if `keep`, total (d,) the sum of the clipped updates."""
+    def run(self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor) -> Report:
+        """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
         clock = Clock()
         rows = rows[: len(clients)]
-        batches = self.problem.batches(round_, clients)
-        errors: list[tuple[int, str]] = []
         one_step = self.stacked is not None and bool((self.problem.steps(clients) == 1).all())
+        errors: list[tuple[int, str]] = []
         if self.stacked is not None:
             try:
-                step_norms = self.stacked.train(batches, x_t, rows, one_step, clock)
+                batches = self._batches(task, clients)
+                step_norms = self.stacked.train(batches, x_t, rows, one_step, self._step_lam(task), clock)
             except Exception:  # find out whose fault it is, one client after another
                 one_step = False
-                step_norms, errors = self._one_by_one(round_, clients, x_t, rows, clock)
+                step_norms, errors = self._one_by_one(task, clients, x_t, rows, clock)
+                if not errors:
+                    raise
         else:
-            step_norms, errors = self._one_by_one(round_, clients, x_t, rows, clock)
-        return self._sum(clients, rows, total, step_norms, one_step, keep, errors, clock)
+            step_norms, errors = self._one_by_one(task, clients, x_t, rows, clock)
+        return self._sum(task, clients, rows, total, step_norms, one_step, errors, clock)
+
+    def _batches(self, task: Task, clients: Indices) -> Iterator[Batch]:
+        if not task.full:
+            return self.problem.batches(task.round_, clients)
+        return self.problem.everything(clients)
+
+    def _step_lam(self, task: Task) -> float:
+        return math.inf if task.full else self.step_lam
 
     def _one_by_one(
-        self, round_: int, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock
+        self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock
     ) -> tuple[Tensor, list[tuple[int, str]]]:
         errors = []
         longest = int(self.problem.steps(clients).max())
         step_norms = torch.full((longest, len(clients)), math.nan, dtype=torch.float64)
         for i in range(len(clients)):
             try:
-                batches = self.problem.batches(round_, clients[i : i + 1])
-                self.sequential.train(batches, x_t, rows[i], step_norms[:, i], clock)
+                batches = self._batches(task, clients[i : i + 1])
+                self.sequential.train(batches, x_t, rows[i], step_norms[:, i], self._step_lam(task), clock)
             except Exception:
                 errors.append((int(clients[i]), f"its local work raised\n{traceback.format_exc()}"))
                 rows[i] = math.nan
@@ -79,35 +101,35 @@ class Worker:
 
     def _sum(
         self,
+        task: Task,
         clients: Indices,
         rows: Tensor,
         total: Tensor,
         step_norms: Tensor | None,
         one_step: bool,
-        keep: bool,
         errors: list[tuple[int, str]],
         clock: Clock,
     ) -> Report:
         """Clips and sums. Rows are displacements, or after one stacked step the gradients: that saves a pass."""
-        scale = self._scale(one_step)
-        lam = self.round_lam / scale
+        scale, step_lam = self._scale(one_step), self._step_lam(task)
+        lam = math.inf if task.full else self.round_lam / scale
         if one_step:
-            lam = min(lam, self.step_lam)
+            lam = min(lam, step_lam)
         total.zero_()
         result = FatClipServer([total], lam=lam, reduce="sum").step(rows)
         total.mul_(-scale)
         found = result.norms
         if one_step:
             step_norms = found[None]
-            norms = found.clamp(max=self.step_lam) * scale
+            norms = found.clamp(max=step_lam) * scale
         else:
             norms = found * scale
         assert step_norms is not None
         rejected = [int(clients[i]) for i in result.rejected]
         clipped = self._clipped(norms, step_norms)
-        if keep:
+        if task.keep:
             if one_step:
-                clip_rows_(rows, self.step_lam)
+                clip_rows_(rows, step_lam)
             if scale != 1:
                 rows.mul_(scale)
         clock.lap("aggregate")
@@ -124,19 +146,6 @@ class Worker:
         if self.round_lam < math.inf:
             return int((torch.isfinite(norms) & (norms > self.round_lam)).sum())
         return int((torch.isfinite(step_norms) & (step_norms > self.step_lam)).sum())
-
-    def full(self, clients: Indices, x_t: Tensor, rows: Tensor) -> Tensor:
-        """The sum of what these clients would send if every local step used all of their samples, unclipped."""
-        steps = self.problem.steps(clients)
-        rows = rows[: len(clients)]
-        total = torch.zeros_like(x_t, dtype=torch.float64)
-        everything = self.problem.everything
-        for i in range(len(clients)):
-            client = clients[i : i + 1]
-            batches = (everything(client) for _ in range(int(steps[i])))
-            Sequential(self.problem, math.inf).train(batches, x_t, rows[i], None, Clock())
-            total += rows[i].to(torch.float64)
-        return total * (1.0 if self.config.delta == "displacement" else 1 / self.config.eta_l)
 
 
 def chunk_size(problem: Problem, engine: str) -> int:

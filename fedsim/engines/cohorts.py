@@ -1,6 +1,8 @@
 """Rounds over a data set: chunks of clients, a cohort of them in memory at once, summed in client order."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +12,11 @@ from .. import seeding
 from ..algorithms import ALGORITHMS
 from ..errors import ClientError
 from ..problem import Indices, Problem
-from .chunks import Report, Worker
+from .chunks import Report, Task, Worker
 from .outcome import PHASES, Clock, Outcome
-from .workers import Pool, Slots, one_thread
+from .workers import Pool, Slots
+
+Show = Callable[[Indices, Tensor, list[int]], None]
 
 
 class CohortRounds:
@@ -44,28 +48,39 @@ class CohortRounds:
         c = self.config
         return seeding.participants(c.seed, round_, c.clients, c.participating)
 
-    def run(self, round_: int, x: Tensor, observer: object | None, clock: Clock) -> Outcome:
+    def run(self, round_: int, x: Tensor, observer: Any, clock: Clock) -> Outcome:
+        """One round from x."""
         chosen = self.participants(round_)
         self.room.x_t.copy_(x)
-        chunks = [chosen[i : i + self.chunk] for i in range(0, len(chosen), self.chunk)]
-        total = torch.zeros(x.numel(), dtype=torch.float64)
-        reports: list[Report] = []
-        for first in range(0, len(chunks), self.slots):
-            cohort = chunks[first : first + self.slots]
-            for slot, report in enumerate(self.pool.train(round_, cohort, observer is not None)):
-                self._stop(report)
-                total += self.room.totals[slot]
-                reports.append(report)
-                if observer is not None:
-                    clients = cohort[slot].tolist()
-                    observer.update(round_, clients, self.room.rows[slot, : len(clients)])  # type: ignore[attr-defined]
+
+        def show(clients: Indices, rows: Tensor, rejected: list[int]) -> None:
+            accepted = ~np.isin(clients, rejected)
+            if accepted.any():
+                rows = rows if accepted.all() else rows[torch.from_numpy(accepted)]
+                observer.update(round_, clients[accepted].tolist(), rows)
+
+        total, reports = self._sum(Task(round_, keep=observer is not None), chosen, show if observer else None)
         if observer is not None:
-            full = self.full() if getattr(observer, "wants_full", False) else None
-            observer.end_round(round_, full)  # type: ignore[attr-defined]
+            observer.end_round(round_, self.full() if getattr(observer, "wants_full", False) else None)
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
             clock.seconds[phase] += float(seconds) / min(self.config.workers, self.slots)
         clock.restart()
         return self._outcome(total, reports, len(chosen))
+
+    def _sum(self, task: Task, clients: Indices, show: Show | None) -> tuple[Tensor, list[Report]]:
+        """Trains the clients cohort by cohort; the sum of what they send, chunk after chunk, and the reports."""
+        chunks = [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
+        total = torch.zeros(self.room.x_t.numel(), dtype=torch.float64)
+        reports: list[Report] = []
+        for first in range(0, len(chunks), self.slots):
+            cohort = chunks[first : first + self.slots]
+            for slot, report in enumerate(self.pool.train(task, cohort)):
+                self._stop(report)
+                total += self.room.totals[slot]
+                reports.append(report)
+                if show is not None:
+                    show(cohort[slot], self.room.rows[slot, : len(cohort[slot])], report.rejected)
+        return total, reports
 
     def _stop(self, report: Report) -> None:
         if report.errors and self.config.on_client_error == "stop":
@@ -84,13 +99,15 @@ class CohortRounds:
         return Outcome(total[None], accepted, torch.from_numpy(norms), torch.from_numpy(step_norms), clipped, rejected)
 
     def full(self) -> Tensor:
-        """The mean over all clients of what they would send with every local step on all of their samples."""
-        total = torch.zeros(self.room.x_t.numel(), dtype=torch.float64)
+        """The full pseudo-gradient at the round's x_t: the mean over all clients, equally weighted, of what they would
+        send if every local step used all of their samples and nothing was clipped.
+
+        For one local step that is the gradient of f; for epochs it is the reading taken here of "the full gradient".
+        """
         everyone = np.arange(self.config.clients)
-        with one_thread():
-            for i in range(0, len(everyone), self.room.rows.shape[1]):
-                total += self.worker.full(everyone[i : i + self.room.rows.shape[1]], self.room.x_t, self.room.rows[0])
-        return (total / len(everyone)).to(self.problem.dtype)
+        total, reports = self._sum(Task(0, full=True), everyone, None)
+        rejected = sum(len(report.rejected) for report in reports)
+        return (total / max(1, len(everyone) - rejected)).to(self.problem.dtype)
 
     def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]:
         loss, accuracy = self.problem.evaluate(x)

@@ -16,12 +16,14 @@ from .outcome import Clock
 class Stacked:
     """Trains a chunk with the model's batched gradients; lam = inf is plain SGD."""
 
-    def __init__(self, problem: Problem, lam: float) -> None:
-        self.problem, self.lam = problem, lam
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
         self._grads = torch.empty(0)
 
     @torch.no_grad()
-    def train(self, batches: Iterable[Batch], x_t: Tensor, rows: Tensor, one_step: bool, clock: Clock) -> Tensor | None:
+    def train(
+        self, batches: Iterable[Batch], x_t: Tensor, rows: Tensor, one_step: bool, lam: float, clock: Clock
+    ) -> Tensor | None:
         """The chunk from x_t: rows become displacements, nan where a gradient was not finite; returns all norms.
 
         one_step: the rows become the gradients of the only step instead, and nothing is returned.
@@ -34,7 +36,7 @@ class Stacked:
         norms = []
         for k, batch in enumerate(batches):
             self._gradients(batch, rows if k else x_t, grads, clock)
-            found = batched_clipped_sgd_(rows, grads, self.problem.config.eta_l, self.lam)
+            found = batched_clipped_sgd_(rows, grads, self.problem.config.eta_l, lam)
             if not batch.counts.all():
                 found[torch.from_numpy(batch.counts == 0)] = math.nan
             norms.append((found, batch.counts))

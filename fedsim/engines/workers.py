@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..problem import Indices
-from .chunks import Report, Worker
+from .chunks import Report, Task, Worker
 from .outcome import PHASES
 
 _TOKEN = struct.Struct("i")
@@ -71,28 +71,28 @@ class Pool:
         self._tokens = (-1, -1)
         self._crew: list[tuple[Any, Connection]] = []
 
-    def train(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
+    def train(self, task: Task, cohort: list[Indices]) -> list[Report]:
         with one_thread():
             if self._others == 0 or len(cohort) == 1:
-                return [self._run(round_, slot, clients, keep) for slot, clients in enumerate(cohort)]
+                return [self._run(task, slot, clients) for slot, clients in enumerate(cohort)]
             try:
-                return self._share(round_, cohort, keep)
+                return self._share(task, cohort)
             except BaseException:
                 self.close()  # answers may be under way that nobody will read
                 raise
 
-    def _run(self, round_: int, slot: int, clients: Indices, keep: bool) -> Report:
+    def _run(self, task: Task, slot: int, clients: Indices) -> Report:
         slots = self.slots
-        return self.worker.run(round_, clients, slots.x_t, slots.rows[slot], slots.totals[slot], keep)
+        return self.worker.run(task, clients, slots.x_t, slots.rows[slot], slots.totals[slot])
 
-    def _share(self, round_: int, cohort: list[Indices], keep: bool) -> list[Report]:
+    def _share(self, task: Task, cohort: list[Indices]) -> list[Report]:
         self._start()
         for slot in range(len(cohort)):
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
             with contextlib.suppress(OSError):  # a dead one is found below
-                pipe.send((round_, cohort, keep))
-        done = self._drain(round_, cohort, keep)
+                pipe.send((task, cohort))
+        done = self._drain(task, cohort)
         deaths: list[str] = []
         for i, (process, pipe) in enumerate(self._crew):
             answer = _receive(process, pipe)
@@ -107,7 +107,7 @@ class Pool:
             done[slot] = self._give_up(cohort[slot], slot, "; ".join(deaths))
         return [done[slot] for slot in range(len(cohort))]
 
-    def _drain(self, round_: int, cohort: list[Indices], keep: bool) -> dict[int, Report]:
+    def _drain(self, task: Task, cohort: list[Indices]) -> dict[int, Report]:
         """Runs chunks until none is left."""
         done: dict[int, Report] = {}
         while True:
@@ -116,7 +116,7 @@ class Pool:
             except BlockingIOError:
                 return done
             (slot,) = _TOKEN.unpack(token)
-            done[slot] = self._run(round_, slot, cohort[slot], keep)
+            done[slot] = self._run(task, slot, cohort[slot])
 
     def _give_up(self, clients: Indices, slot: int, reason: str) -> Report:
         """The report of a chunk whose worker died: every client rejected."""
@@ -155,9 +155,9 @@ class Pool:
             while True:
                 pipe.send(self._answer(*pipe.recv()))
 
-    def _answer(self, round_: int, cohort: list[Indices], keep: bool) -> Any:
+    def _answer(self, task: Task, cohort: list[Indices]) -> Any:
         try:
-            return self._drain(round_, cohort, keep)
+            return self._drain(task, cohort)
         except Exception:
             return f"a worker raised:\n{traceback.format_exc()}"
 

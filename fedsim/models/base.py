@@ -41,9 +41,19 @@ class Model:
         return rows
 
     @cached_property
-    def shapes(self) -> list[tuple[str, torch.Size]]:
+    def _skeleton(self) -> nn.Module:
+        """The module without memory, to be called with parameters of one's own."""
         with torch.device("meta"):
-            return [(name, p.shape) for name, p in self.build().named_parameters()]
+            return self.build()
+
+    @cached_property
+    def shapes(self) -> list[tuple[str, torch.Size]]:
+        return [(name, p.shape) for name, p in self._skeleton.named_parameters()]
+
+    def logits(self, row: Tensor, x: Tensor) -> Tensor:
+        """The module's output for stored rows x, with the parameters in a row."""
+        params = dict(zip([name for name, _ in self.shapes], self.split(row), strict=True))
+        return functional_call(self._skeleton, params, (self.inputs(x),))  # type: ignore[no-any-return]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -65,13 +75,8 @@ class Model:
         pieces = rows.split(self.sizes, -1)
         return [p.view(*rows.shape[:-1], *shape) for p, (_, shape) in zip(pieces, self.shapes, strict=True)]
 
-    @cached_property
-    def _func(self) -> nn.Module:
-        with torch.device("meta"):
-            return self.build()
-
     def _loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        logits = functional_call(self._func, params, (self.inputs(x),))
+        logits = functional_call(self._skeleton, params, (self.inputs(x),))
         return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:

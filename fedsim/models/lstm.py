@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Model
+from .recurrent import Recurrence
 
 
 class Network(nn.Module):
@@ -28,6 +29,7 @@ class Lstm(Model):
 
     def __init__(self, classes: int = 80, embedding: int = 8, hidden: int = 100) -> None:
         self.classes, self.embedding, self.hidden = classes, embedding, hidden
+        self._recurrence = Recurrence()
 
     def build(self) -> nn.Module:
         return Network(self.classes, self.embedding, self.hidden)
@@ -39,6 +41,4 @@ class Lstm(Model):
         return rows.long()
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
-        from .recurrent import gradients
-
-        gradients(self.split(rows), x, y, weights, self.split(out))
+        self._recurrence.gradients(self.split(rows), x, y, weights, self.split(out))

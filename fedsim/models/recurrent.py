@@ -3,6 +3,10 @@
 While all clients share their weights (the first step of a round) forward and backpropagation through time are plain
 products over all clients' samples; only the weights' gradients are per client, one batched product per layer. Later
 every step is a batched product. A layer's step is [input, state, 1] @ [W_ih, W_hh, b_ih + b_hh].
+
+tanh(a) is written 2 s(2a) - 1 with the logistic function s, which is several times as fast: the rows of the gate g are
+doubled in the forward weights. Constant factors of the gates' derivatives are left out of the loop over time, too,
+and put into the backward weights and the result instead (`FACTORS`).
 """
 
 import torch
@@ -10,107 +14,176 @@ from torch import Tensor
 
 from .logistic import residuals
 
-
-def gradients(params: list[Tensor], x: Tensor, y: Tensor, weights: Tensor, out: list[Tensor]) -> None:
-    """As Model.gradients: params in the order of the module, with a leading dimension of clients unless shared."""
-    shared = params[0].dim() == 2
-    clients, batch, length = x.shape
-    embedding, *layers, fc_weight, fc_bias = params
-    first, second = Layer(layers[:4], clients, batch, length), Layer(layers[4:], clients, batch, length)
-    codes = x.permute(2, 0, 1).long()  # (time, client, sample)
-    for t in range(length):
-        inputs = embedding[codes[t]] if shared else _lookup(embedding, codes[t])
-        second.forward(t, first.forward(t, inputs))
-    last = second.state
-    logits = last @ fc_weight.transpose(-1, -2) + (fc_bias if shared else fc_bias.unsqueeze(1))
-    flow = residuals(logits.transpose(1, 2), y, weights).transpose(1, 2)
-    torch.bmm(flow.transpose(1, 2), last, out=out[-2])
-    torch.sum(flow, 1, out=out[-1])
-    _backward(first, second, flow @ fc_weight, codes, out)
+FACTORS = (2.0, 1.0, 4.0, 1.0)  # of the derivatives in the gates i, f, g, o
 
 
-def _lookup(table: Tensor, codes: Tensor) -> Tensor:
-    """Rows of every client's own table."""
-    return table.gather(1, codes.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
+class Recurrence:
+    """Computes gradients in memory that it keeps: fresh pages every time would cost a third of the time."""
+
+    def __init__(self) -> None:
+        self._layers: tuple[Layer, Layer] | None = None
+        self._stores = Store(), Store()
+
+    def gradients(self, params: list[Tensor], x: Tensor, y: Tensor, weights: Tensor, out: list[Tensor]) -> None:
+        """As Model.gradients: params in the order of the module, with a leading dimension of clients unless shared."""
+        embedding, *layers, fc_weight, fc_bias = params
+        codes = x.permute(2, 0, 1).long()  # (time, client, sample)
+        first, second = self._room(codes, embedding, layers[1])
+        first.load(layers[:4])
+        second.load(layers[4:])
+        _embed(embedding, codes, first.inputs)
+        for t in range(len(codes)):
+            second.forward(t, first.forward(t))
+        last = second.state(len(codes))
+        logits = last @ fc_weight.transpose(-1, -2) + fc_bias.unsqueeze(-2)
+        flow = residuals(logits.transpose(1, 2), y, weights).transpose(1, 2)
+        torch.bmm(flow.transpose(1, 2), last, out=out[-2])
+        torch.sum(flow, 1, out=out[-1])
+        inputs = _backward(first, second, flow @ fc_weight)
+        first.weight_gradients(out[1:5])
+        second.weight_gradients(out[5:9])
+        _embedding_gradients(inputs, codes, out[0])
+
+    def _room(self, codes: Tensor, embedding: Tensor, w_hh: Tensor) -> "tuple[Layer, Layer]":
+        width, hidden = embedding.shape[-1], w_hh.shape[-1]
+        want = (codes.shape, width, hidden, embedding.dtype)
+        if self._layers is None or self._layers[0].made_for != want:
+            second = Layer(codes.shape, hidden, hidden, embedding.dtype, self._stores[1])
+            self._layers = Layer(*want, self._stores[0]), second
+        return self._layers
 
 
-def _backward(first: "Layer", second: "Layer", flow: Tensor, codes: Tensor, out: list[Tensor]) -> None:
-    width = first.width
-    grad_inputs = flow.new_empty(*codes.shape, width)
-    for t in range(len(codes) - 1, -1, -1):
-        grad_inputs[t] = first.backward(t, second.backward(t, flow if t == len(codes) - 1 else None))
-    first.weight_gradients(out[1:5])
-    second.weight_gradients(out[5:9])
-    out[0].zero_()
-    at = codes + torch.arange(codes.shape[1])[None, :, None] * out[0].shape[1]
-    table = flow.new_zeros(out[0].shape[0] * out[0].shape[1], width)
-    table.index_add_(0, at.reshape(-1), grad_inputs.view(-1, width))
-    out[0].copy_(table.view_as(out[0]))
+class Store:
+    """Buffers by name, which only grow: clients come in chunks of more than one size."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Uninitialised memory of a shape; the former tensor of that name is void."""
+        count = torch.Size(shape).numel()
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < count or kept.dtype != dtype:
+            kept = self._kept[name] = torch.empty(count, dtype=dtype)
+        return kept[:count].view(shape)
+
+
+def _embed(table: Tensor, codes: Tensor, inputs: Tensor) -> None:
+    """Writes the embedding of every character into the first columns of the inputs."""
+    width = table.shape[-1]
+    if table.dim() == 2:
+        inputs[..., :width] = table[codes]
+    else:
+        clients = torch.arange(codes.shape[1])[None, :, None]
+        inputs[..., :width] = table[clients, codes]
+
+
+def _backward(first: "Layer", second: "Layer", flow: Tensor) -> Tensor:
+    """Through time, both layers together; returns the derivatives in the embedded characters."""
+    length, width = len(first.inputs), first.width
+    inputs = flow.new_empty(length, *flow.shape[:2], width)
+    into_first = torch.empty_like(flow)
+    for t in range(length - 1, -1, -1):
+        at_end = t == length - 1
+        second.backward(t, flow if at_end else second.back[..., second.width : second.width + second.hidden])
+        below = second.back[..., : first.hidden]
+        if not at_end:
+            below = torch.add(below, first.back[..., width : width + first.hidden], out=into_first)
+        first.backward(t, below)
+        inputs[t] = first.back[..., :width]
+    return inputs
+
+
+def _embedding_gradients(inputs: Tensor, codes: Tensor, out: Tensor) -> None:
+    clients, classes, width = out.shape
+    rows = codes + torch.arange(clients)[None, :, None] * classes
+    table = inputs.new_zeros(clients * classes, width)
+    table.index_add_(0, rows.reshape(-1), inputs.view(-1, width))
+    out.copy_(table.view_as(out))
 
 
 class Layer:
-    """One LSTM layer over all clients; keeps what its backward pass needs, client by client."""
+    """One LSTM layer over (time, client, sample): what its backward pass needs stays in buffers made once."""
 
-    def __init__(self, params: list[Tensor], clients: int, batch: int, length: int) -> None:
+    def __init__(self, shape: torch.Size, width: int, hidden: int, dtype: torch.dtype, store: Store) -> None:
+        self.made_for = (shape, width, hidden, dtype)
+        self.width, self.hidden = width, hidden
+        length, clients, batch = shape
+        padded = -(-(width + hidden + 1) // 16) * 16  # products run best on whole vectors
+        inputs = store.take("inputs", dtype, length + 1, clients, batch, padded).zero_()
+        inputs[..., width + hidden] = 1
+        self._all_inputs, self.inputs = inputs, inputs[:-1]
+        self.gates = store.take("gates", dtype, length, clients, batch, 4 * hidden)
+        self.cells = store.take("cells", dtype, length + 1, clients, batch, hidden).zero_()
+        self.tanh = store.take("tanh", dtype, length, clients, batch, hidden)
+        self.grad_gates = store.take("grad_gates", dtype, clients, length, batch, 4 * hidden)
+        self.back = torch.empty(clients, batch, padded, dtype=dtype)
+        self._split = [gates.split(hidden, -1) for gates in self.gates]
+        self._grads = torch.empty_like(self.gates[0])
+        self._grad_split = self._grads.split(hidden, -1)
+        self._grad_cell, *self._scratch = (torch.empty_like(self.tanh[0]) for _ in range(4))
+        self._factors = torch.tensor(FACTORS, dtype=dtype).repeat_interleave(hidden)[:, None]
+
+    def load(self, params: list[Tensor]) -> None:
+        """Takes the weights of a step: (4 h, padded) where they are shared, or with a leading client."""
         w_ih, w_hh, b_ih, b_hh = params
-        self.hidden, self.width = w_hh.shape[-1], w_ih.shape[-1]
-        self.weight = torch.cat([w_ih, w_hh, (b_ih + b_hh).unsqueeze(-1)], -1)  # (..., 4h, width + h + 1)
-        new = w_ih.new_empty
-        self.inputs = new(length, clients, batch, self.width + self.hidden + 1)
-        self.inputs[..., -1] = 1
-        self.inputs[0, ..., self.width : -1] = 0
-        self.gates = new(length, clients, batch, 4 * self.hidden)
-        self.cells = new(length + 1, clients, batch, self.hidden)
-        self.cells[0] = 0
-        self.tanh = new(length, clients, batch, self.hidden)
-        self.grad_gates = new(clients, length, batch, 4 * self.hidden)
-        self.state = new(clients, batch, self.hidden)
-        self._grad_state: Tensor | None = None
-        self._grad_cell: Tensor | None = None
+        used = self.width + self.hidden + 1
+        weight = w_ih.new_zeros(*w_ih.shape[:-1], self.back.shape[-1])
+        torch.cat([w_ih, w_hh, (b_ih + b_hh).unsqueeze(-1)], -1, out=weight[..., :used])
+        self._backward_weight = weight * self._factors
+        weight[..., 2 * self.hidden : 3 * self.hidden, :] *= 2
+        self._forward_weight = weight.transpose(-1, -2).contiguous()
+        self._grad_cell.zero_()
 
-    def forward(self, t: int, inputs: Tensor) -> Tensor:
-        z, h = self.inputs[t], self.hidden
-        z[..., : self.width] = inputs
-        gates = torch.matmul(z, self.weight.transpose(-1, -2), out=self.gates[t])
-        gates[..., : 2 * h].sigmoid_()
-        gates[..., 2 * h : 3 * h].tanh_()
-        gates[..., 3 * h :].sigmoid_()
-        i, f, g, o = gates.split(h, -1)
-        cell = torch.mul(f, self.cells[t], out=self.cells[t + 1]).addcmul_(i, g)
-        self.state = torch.mul(o, torch.tanh(cell, out=self.tanh[t]))
-        if t + 1 < len(self.inputs):
-            self.inputs[t + 1, ..., self.width : -1] = self.state
-        return self.state
+    def state(self, t: int) -> Tensor:
+        """The state before step t."""
+        return self._all_inputs[t, ..., self.width : self.width + self.hidden]
 
-    def backward(self, t: int, flow: Tensor | None) -> Tensor:
-        """From the derivative in the state at t (besides that of later steps) to the one in the input at t."""
-        h = self.hidden
-        i, f, g, o = self.gates[t].split(h, -1)
-        tanh = self.tanh[t]
-        grad_state = self._grad_state if flow is None else flow if self._grad_state is None else flow + self._grad_state
-        assert grad_state is not None
-        grad_cell = grad_state * o * (1 - tanh * tanh)
-        if self._grad_cell is not None:
-            grad_cell += self._grad_cell
-        grads = torch.empty_like(self.gates[t])
-        di, df, dg, do = grads.split(h, -1)
-        torch.mul(grad_cell * g, i * (1 - i), out=di)
-        torch.mul(grad_cell * self.cells[t], f * (1 - f), out=df)
-        torch.mul(grad_cell * i, 1 - g * g, out=dg)
-        torch.mul(grad_state * tanh, o * (1 - o), out=do)
-        self._grad_cell = grad_cell * f
-        self.grad_gates[:, t] = grads
-        back = torch.matmul(grads, self.weight[..., :-1])
-        self._grad_state = back[..., self.width :]
-        return back[..., : self.width]
+    def forward(self, t: int, below: Tensor | None = None) -> Tensor:
+        """One step; `below` is its input where that is not written yet."""
+        if below is not None:
+            self.inputs[t, ..., : self.width] = below
+        _product(self.inputs[t], self._forward_weight, self.gates[t]).sigmoid_()
+        i, f, g, o = self._split[t]
+        cell = torch.mul(f, self.cells[t], out=self.cells[t + 1]).addcmul_(i, g, value=2).sub_(i)
+        tanh = torch.mul(cell, 2, out=self.tanh[t]).sigmoid_().mul_(2).sub_(1)
+        return torch.mul(o, tanh, out=self.state(t + 1))
+
+    def backward(self, t: int, flow: Tensor) -> None:
+        """From the derivative in the state after step t to the one in [input, state] of step t, left in `back`."""
+        i, f, g, o = self._split[t]
+        di, df, dg, do = self._grad_split
+        a, b, c = self._scratch
+        tanh, grad_cell = self.tanh[t], self._grad_cell
+        torch.mul(flow, o, out=a)  # cell: flow * o * (1 - tanh^2), besides what comes from later
+        grad_cell.add_(a).addcmul_(a.mul_(tanh), tanh, value=-1)
+        torch.addcmul(a, a, o, value=-1, out=do)  # o: flow * tanh * o * (1 - o)
+        torch.mul(grad_cell, i, out=a)
+        torch.mul(a, g, out=b)
+        torch.addcmul(b, b, g, value=-1, out=dg)  # g: cell * i * g * (1 - g), times 4
+        torch.sub(b, a, alpha=0.5, out=c)
+        torch.addcmul(c, c, i, value=-1, out=di)  # i: cell * i * (1 - i) * (g - 1/2), times 2
+        grad_cell.mul_(f)
+        torch.mul(grad_cell, self.cells[t], out=a)
+        torch.addcmul(a, a, f, value=-1, out=df)  # f: cell * before * f * (1 - f)
+        self.grad_gates[:, t] = self._grads
+        _product(self._grads, self._backward_weight, self.back)
 
     def weight_gradients(self, out: list[Tensor]) -> None:
         """Sums over time and samples, client by client: one batched product."""
-        clients = self.grad_gates.shape[0]
+        clients, used = len(self.grad_gates), self.width + self.hidden
         grads = self.grad_gates.view(clients, -1, 4 * self.hidden)
         inputs = self.inputs.transpose(0, 1).reshape(clients, grads.shape[1], -1)
         found = torch.bmm(grads.transpose(1, 2), inputs)
-        out[0].copy_(found[..., : self.width])
-        out[1].copy_(found[..., self.width : -1])
-        out[2].copy_(found[..., -1])
-        out[3].copy_(found[..., -1])
+        torch.mul(found[..., : self.width], self._factors, out=out[0])
+        torch.mul(found[..., self.width : used], self._factors, out=out[1])
+        torch.mul(found[..., used], self._factors[:, 0], out=out[2])
+        out[3].copy_(out[2])
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """a (clients, samples, k) times b, which all clients share or each has its own."""
+    if b.dim() == 3:
+        return torch.bmm(a, b, out=out)
+    torch.mm(a.view(-1, a.shape[-1]), b, out=out.view(-1, out.shape[-1]))
+    return out
