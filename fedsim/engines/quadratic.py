@@ -74,7 +74,7 @@ class QuadraticRounds:
 
     def _stacked(self, x: Tensor, xi: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
         seeds, clients, steps, dim = xi.shape
-        rows = x[:, None, :].expand(seeds, clients, dim).reshape(-1, dim).contiguous()
+        rows = x.repeat_interleave(clients, 0)
         sent = torch.zeros_like(rows)
         norms = torch.empty(steps, seeds * clients, dtype=torch.float64)
         for k in range(steps):
@@ -85,7 +85,7 @@ class QuadraticRounds:
             sent.add_(g)
             clock.lap("clip_step")
         if self.config.delta == "displacement":
-            sent = x[:, None, :].expand(seeds, clients, dim).reshape(-1, dim) - rows
+            sent = x.repeat_interleave(clients, 0) - rows
         return sent, norms
 
     def _sequential(self, x: Tensor, xi: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,79 @@
+"""The same bits for every cohort size and every number of workers."""
+
+import pytest
+import torch
+from sim_cases import MODELS, dataset, simulation, trained
+
+from fedsim.models.logistic import Logistic
+
+
+class Small(Logistic):
+    """Chunks of two clients, so that seven make four chunks, the last one short."""
+
+    chunk = 2
+    block = 1
+    sequential_chunk = 2
+
+
+def small(**settings):
+    model = Small(12, 4)
+    shared = {"algorithm": "fatclip-pi", "lam": 0.3, "local_epochs": 1, "dtype": "float32"}
+    return trained(model=model, **{**shared, **settings})
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_cohort_size_does_not_change_a_bit(engine):
+    x, _, record = small(engine=engine, cohort=1)
+    for cohort in (2, 3, 4, 7, 100, None):
+        again, _, other = small(engine=engine, cohort=cohort)
+        assert torch.equal(x, again)
+        assert {k: record[k] for k in record if k not in ("seconds", "phases")} == {
+            k: other[k] for k in other if k not in ("seconds", "phases")
+        }
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_the_number_of_workers_does_not_change_a_bit(engine):
+    x, _, record = small(engine=engine)
+    for workers, cohort in ((2, None), (3, None), (2, 4)):
+        again, _, other = small(engine=engine, workers=workers, cohort=cohort)
+        assert torch.equal(x, again)
+        assert record["norms"] == other["norms"]
+
+
+@pytest.mark.parametrize("problem", MODELS)
+def test_workers_and_models(problem):
+    """Two workers share the clients of every model."""
+    shared = {"problem": problem, "engine": "sequential", "local_steps": 2, "dtype": "float32", "rounds": 2}
+    a, _, _ = trained(rounds=2, **{k: v for k, v in shared.items() if k != "rounds"})
+    b, _, _ = trained(rounds=2, workers=2, **{k: v for k, v in shared.items() if k != "rounds"})
+    assert torch.equal(a, b)
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with simulation(local_steps=2, workers=2) as s:
+            s.step()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_observer_does_not_change_a_bit():
+    class Watch:
+        wants_full = True
+
+        def update(self, round_, clients, deltas):
+            deltas.fill_(torch.nan)  # its own business: the rows have been summed
+
+        def end_round(self, round_, full):
+            assert full.shape == (52,)
+
+    for work in ({"local_steps": 1}, {"local_steps": 2}):
+        plain, _, _ = trained(algorithm="fatclip-pi", lam=0.3, **work)
+        with simulation(algorithm="fatclip-pi", lam=0.3, data=dataset("mnist-logistic"), **work) as s:
+            for _ in range(3):
+                s.step(Watch())
+            assert torch.equal(s.x, plain)
