@@ -23,7 +23,7 @@ th, td { padding: .25rem .7rem; vertical-align: top; }
 .text { text-align: left; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 .note { font-size: .85rem; color: #444; margin: .4rem 0; max-width: 50rem; }
 pre { background: #f4f4f4; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-img { max-width: 100%; height: auto; }
+img { width: 100%; height: auto; max-width: 54rem; }
 """
 
 
@@ -73,7 +73,7 @@ def _settings(outcomes: list["Outcome"]) -> Table:
         values = list(dict.fromkeys(str(config[key]) for config in configs))
         rows.append([key, ", ".join(values)])
     seeds = list(dict.fromkeys(seed for outcome in outcomes for seed in outcome.cell.seeds))
-    rows.append(["seeds", ", ".join(map(str, seeds))])
+    rows.append(["seeds", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"])
     return Table(["setting", "value"], rows)
 
 

@@ -92,6 +92,8 @@ class Experiment:
         figure: draws the outcomes.
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
+        table: makes the table itself, where one row per combination of levels will not do.
+        derive: settings that follow from the others, cell by cell.
     """
 
     name: str
@@ -107,6 +109,7 @@ class Experiment:
     says: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     table: Callable[[list[Outcome]], Table] | None = None
+    derive: Callable[[Config], Mapping[str, Any]] | None = None
 
     def cells(
         self, preset: str, seeds: int | None = None, settings: Sequence[str] = (), only: Sequence[str] = ()
@@ -133,9 +136,10 @@ class Experiment:
         merged: dict[str, Any] = {}
         for values in levels:
             merged |= values
-        paper = Config.from_dict(dict(self.paper) | merged)
+        paper = self._derived(Config.from_dict(dict(self.paper) | merged), ())
         base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
-        config = Config.from_dict(base).with_settings([s for s in settings if self._reaches(s, merged)])
+        reaching = [s for s in settings if self._reaches(s, merged)]
+        config = self._derived(Config.from_dict(base).with_settings(reaching), reaching)
         seeds = tuple(range(config.seed, config.seed + count))
         if config.problem == "quadratic":
             yield Cell(named, config, seeds, paper)
@@ -144,15 +148,22 @@ class Experiment:
             name = dict(named) if count == 1 else dict(named) | {"seed": str(seed)}
             yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
 
+    def _derived(self, config: Config, settings: Sequence[str]) -> Config:
+        """The config with the settings that follow from it, except for those a person made."""
+        if self.derive is None:
+            return config
+        made = {_key(setting) for setting in settings}
+        return config.with_values({key: value for key, value in self.derive(config).items() if key not in made})
+
     def _reaches(self, setting: str, merged: Mapping[str, Any]) -> bool:
         """Whether a setting is for this cell: one that some levels of an axis make (lam, say) is for those only."""
-        key = setting.partition("=")[0].strip()
+        key = _key(setting)
         made = any(key in values for axis in self.axes for values in axis.levels.values())
         return key in merged or not made
 
     def _check_settings(self, settings: Sequence[str]) -> None:
         for setting in settings:
-            key = setting.partition("=")[0].strip()
+            key = _key(setting)
             for axis in self.axes:
                 if key in axis.keys:
                     name = next(iter(axis.levels))
@@ -195,14 +206,20 @@ class Experiment:
         return Table(columns, [[row[c] for c in columns] for row in rows], notes)
 
 
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
+
+
 def reading(cells: Sequence[Cell]) -> str:
     """Which reading of the paper's update the cells use: what Delta is, and what stands in front of it."""
-    kinds = sorted({(c.config.delta, c.config.reduce, c.config.eta) for c in cells})
     names = {"gradient": "sum of the local gradients", "displacement": "displacement x_t - x"}
-    texts = [
-        f'Delta = {names[d]} (delta="{d}"), server factor eta = {eta:g} on the {r} (reduce="{r}")'
-        for d, r, eta in kinds
-    ]
+    texts = []
+    for delta, reduce in sorted({(c.config.delta, c.config.reduce) for c in cells}):
+        factors = sorted({c.config.eta for c in cells if (c.config.delta, c.config.reduce) == (delta, reduce)})
+        factor = f"{factors[0]:g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
+        texts.append(
+            f'Delta = {names[delta]} (delta="{delta}"), server factor {factor} on the {reduce} (reduce="{reduce}")'
+        )
     return "Reading: " + "; ".join(texts) + "."
 
 

@@ -4,12 +4,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .curves import curves
+from .failures import failures, successes
+from .noise import alpha_errors, histograms, tail_indexes
+from .rates import line, rates, slope
 from .style import styled, write
 
 if TYPE_CHECKING:
     from ..experiments.grid import Experiment, Outcome
 
-__all__ = ["curves", "save"]
+__all__ = [
+    "alpha_errors",
+    "curves",
+    "failures",
+    "histograms",
+    "line",
+    "rates",
+    "save",
+    "slope",
+    "successes",
+    "tail_indexes",
+]
 
 
 def save(experiment: "Experiment", outcomes: list["Outcome"], out: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .style import COLOURS, DASHES, panels
+from .style import COLOURS, DASHES, levels, panels, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,14 +25,12 @@ def curves(
     log: bool = True,
 ) -> "Figure":
     """One line per level of the axis `colour`, one panel per level of the axis `panel`."""
-    titles = list(dict.fromkeys(o.cell.levels[panel] for o in outcomes)) if panel else [""]
-    lines = list(dict.fromkeys(o.cell.levels[colour] for o in outcomes))
+    titles, lines = levels(outcomes, panel) if panel else [""], levels(outcomes, colour)
     figure, axes = panels(1, len(titles), share_y=True)
     for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
         for number, level in enumerate(lines):
-            wanted = {colour: level} | ({panel: title} if panel else {})
-            shown = [o for o in outcomes if wanted.items() <= o.cell.levels.items()]
+            shown = where(outcomes, {colour: level} | ({panel: title} if panel else {}))
             if shown:
                 band(ax, shown, key, label.format(level), number)
         if log:

@@ -1,7 +1,7 @@
 """How figures look: readable in print, without colour and by the colour-blind; the same bytes for the same numbers."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ..experiments.grid import Outcome
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; dashes and markers tell them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -59,6 +61,16 @@ def panels(
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
+
+
+def levels(outcomes: Sequence["Outcome"], axis: str) -> list[str]:
+    """The levels of an axis that were run, in the grid's order."""
+    return list(dict.fromkeys(outcome.cell.levels[axis] for outcome in outcomes))
+
+
+def where(outcomes: Sequence["Outcome"], wanted: Mapping[str, str]) -> list["Outcome"]:
+    """The outcomes at these levels, one per seed."""
+    return [outcome for outcome in outcomes if wanted.items() <= outcome.cell.levels.items()]
 
 
 def write(figure: "Figure", out: Path, name: str, title: str, notes: Sequence[str]) -> list[Path]:

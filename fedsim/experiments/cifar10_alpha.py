@@ -1,0 +1,24 @@
+"""E3, second figure: the tail index of the pseudo-gradient noise against the classes per client."""
+
+from .. import figures
+from ..measure import Noise
+from .cifar10_noise import CENTRE, CIFAR10, QUICK
+from .grid import CLASSES, WORK, Experiment
+
+NULLS = (
+    "An alpha means something only next to its nulls: the same estimator on Gaussian noise of the same shape, and on "
+    "the same noise with random signs."
+)
+
+EXPERIMENT = Experiment(
+    name="cifar10-alpha",
+    code="E3",
+    title="CIFAR-10: tail index of the pseudo-gradient noise",
+    paper=CIFAR10,
+    quick=QUICK,
+    axes=(WORK, CLASSES),
+    measure=Noise(),
+    figure=lambda outcomes: figures.tail_indexes(outcomes, x="p", colour="work", label="classes per client $p$"),
+    says={(work, "1"): "alpha < 1.15, rising with p" for work in WORK.levels},
+    notes=(CENTRE, NULLS),
+)

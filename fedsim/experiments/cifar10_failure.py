@@ -1,0 +1,23 @@
+"""E4: a FedAvg run whose test accuracy collapses, with the norms of the pseudo-gradients on the same time axis."""
+
+from .. import figures
+from ..measure import Failure
+from .cifar10_noise import CIFAR10
+from .grid import CLASSES, Experiment
+
+# A client that sends nan ends a run only in the sense of the definition; the simulation goes on and shows it.
+FEW = {"clients": 10, "participants": 5, "local_epochs": 2, "on_client_error": "reject", "eval_every": 10}
+QUICK = {"samples_per_client": 500, "batch": 50, "rounds": 60, "eval_every": 2}
+
+EXPERIMENT = Experiment(
+    name="cifar10-failure",
+    code="E4",
+    title="CIFAR-10: catastrophic failure of FedAvg",
+    paper=CIFAR10 | FEW | {"algorithm": "fedavg"},
+    quick=QUICK,
+    axes=(CLASSES,),
+    measure=Failure(classes=10),
+    figure=lambda outcomes: figures.failures(outcomes, panel="p", chance=0.1),
+    says={(p,): "accuracy suddenly collapses" for p in CLASSES.levels},
+    notes=(Failure.TEXT,),
+)

@@ -1,0 +1,34 @@
+"""E6: the tail index of the pseudo-gradient noise of the Shakespeare LSTM for every amount of local work."""
+
+from .. import figures
+from ..measure import Noise
+from .cifar10_alpha import NULLS
+from .cifar10_noise import CENTRE
+from .grid import WORK, Experiment
+
+SHAKESPEARE = {
+    "problem": "shakespeare-lstm",
+    "clients": 143,
+    "partition": "roles",
+    "batch": 10,
+    "eta_l": 0.8,
+    "eta": 1.0,
+    "rounds": 150,
+    "delta": "displacement",
+    "reduce": "mean",
+    "eval_every": 50,
+}
+QUICK = {"clients": 24, "samples_per_client": 40, "rounds": 8, "eval_every": 8}
+
+EXPERIMENT = Experiment(
+    name="shakespeare-alpha",
+    code="E6",
+    title="Shakespeare: tail index of the pseudo-gradient noise",
+    paper=SHAKESPEARE,
+    quick=QUICK,
+    axes=(WORK,),
+    measure=Noise(),
+    figure=lambda outcomes: figures.tail_indexes(outcomes, x="work", label="local work"),
+    says={(work,): "alpha < 2, rising with epochs" for work in WORK.levels},
+    notes=(CENTRE, NULLS),
+)
