@@ -29,7 +29,7 @@ class CohortRounds:
         chunks = -(-self.config.participating // self.chunk)
         wanted = self.config.cohort or self._default_cohort()
         self.slots = min(chunks, -(-wanted // self.chunk))
-        width = min(self.chunk, self.config.participating)
+        width = min(self.chunk, self.config.clients)
         self.room = Slots.make(self.slots, width, problem.model.dim, problem.dtype)
         self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))
 
