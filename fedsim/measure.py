@@ -219,10 +219,11 @@ class GradientNorm(Measurement):
 
 
 def histogram(values: np.ndarray, bins: int) -> dict[str, Any]:
-    """Counts in equal bins from 0 to the largest value, with the median, the largest and the number of values."""
+    """Counts in at most so many equal bins from 0 to the largest value; with the median, the largest and the number."""
     values = values[np.isfinite(values)]
     if not len(values):
         return {"edges": [], "counts": [], "median": None, "max": None, "n": 0}
+    bins = min(bins, max(10, 2 * math.isqrt(len(values))))
     counts, edges = np.histogram(values, bins=bins, range=(0.0, float(values.max())))
     median, largest = float(np.median(values)), float(values.max())
     return {"edges": edges.tolist(), "counts": counts.tolist(), "median": median, "max": largest, "n": len(values)}

@@ -12,7 +12,7 @@ from ..measure import Measurement
 from ..table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
 PRESETS = ("quick", "paper")
 # Settings that change how fast a result comes, never what it is (tested for every engine).
@@ -102,7 +102,7 @@ class Experiment:
     paper: Mapping[str, Any]
     axes: tuple[Axis, ...]
     measure: Measurement
-    figure: Callable[[list[Outcome]], "Figure"]
+    figure: Callable[[list[Outcome]], "SubFigure"]
     quick: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: {"quick": 1, "paper": 1})
     default: str = "quick"

@@ -53,7 +53,7 @@ EXPERIMENT = Experiment(
     seeds={"quick": 20, "paper": 40},
     default="paper",
     notes=(
-        "Error: the root of the mean over rounds of E||grad f(x_t)||^2, by which the non-convex theorems bound the least "
-        "one; lam, eta * eta_L and the largest eta_L are theirs. A theorem's slope is that of an upper bound.",
+        "Error: the root of the mean over rounds of E||grad f(x_t)||^2, by which the non-convex theorems bound the "
+        "least one; lam, eta * eta_L and the largest eta_L are theirs. A theorem's slope is that of an upper bound.",
     ),
 )

@@ -9,7 +9,7 @@ from .style import COLOURS, DASHES, levels, panels, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
     from ..experiments.grid import Outcome
 
@@ -23,7 +23,7 @@ def curves(
     label: str = "{}",
     key: str = "loss",
     log: bool = True,
-) -> "Figure":
+) -> "SubFigure":
     """One line per level of the axis `colour`, one panel per level of the axis `panel`."""
     titles, lines = levels(outcomes, panel) if panel else [""], levels(outcomes, colour)
     figure, axes = panels(1, len(titles), share_y=True)

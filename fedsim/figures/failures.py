@@ -9,14 +9,14 @@ from .style import COLOURS, DASHES, MARKERS, levels, panels, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
     from ..experiments.grid import Outcome
 
 HATCHES = ("", "//", "..", "xx")
 
 
-def failures(outcomes: Sequence["Outcome"], *, panel: str, chance: float) -> "Figure":
+def failures(outcomes: Sequence["Outcome"], *, panel: str, chance: float) -> "SubFigure":
     """Test accuracy above, norms of the pseudo-gradients below, on one time axis; one column per level of `panel`."""
     columns = levels(outcomes, panel)
     figure, axes = panels(2, len(columns), size=(2.9, 2.0), share_x="col", share_y="row")
@@ -49,7 +49,7 @@ def _run(top: "Axes", bottom: "Axes", outcome: "Outcome", line: int) -> None:
         top.text(*at, " failed", fontsize=7.5, color=COLOURS[1], va="top", transform=top.get_xaxis_transform())
 
 
-def successes(outcomes: Sequence["Outcome"], *, x: str, colour: str) -> "Figure":
+def successes(outcomes: Sequence["Outcome"], *, x: str, colour: str) -> "SubFigure":
     """Bars of the share of trials without failure, and the best and the last accuracy of every trial."""
     at, lines = levels(outcomes, x), levels(outcomes, colour)
     figure, axes = panels(1, 2)

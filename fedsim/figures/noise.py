@@ -9,15 +9,19 @@ from .style import COLOURS, DASHES, MARKERS, levels, panels, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
     from ..experiments.grid import Outcome
 
 
-def histograms(outcomes: Sequence["Outcome"], *, columns: str, rows: str | None = None) -> "Figure":
-    """One panel per combination of levels; a column shares its scale, so that fatter is seen as wider."""
+# Alpha is at most 2; an estimate above it says no more the higher it is.
+TOP = 3.2
+
+
+def histograms(outcomes: Sequence["Outcome"], *, columns: str, rows: str | None = None) -> "SubFigure":
+    """One panel per combination of levels; a row shares its scale, so that fatter is seen as wider."""
     across, down = levels(outcomes, columns), levels(outcomes, rows) if rows else [""]
-    figure, axes = panels(len(down), len(across), size=(2.7, 2.0 if rows else 2.6))
+    figure, axes = panels(len(down), len(across), size=(2.7, 2.0 if rows else 2.6), share_x="row")
     for line, row in zip(axes, down, strict=True):
         for ax, column in zip(line, across, strict=True):
             shown = where(outcomes, {columns: column} | ({rows: row} if rows else {}))
@@ -30,14 +34,17 @@ def histograms(outcomes: Sequence["Outcome"], *, columns: str, rows: str | None 
 
 
 def _histogram(ax: "Axes", results: Sequence[dict[str, Any]]) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, NullFormatter
 
     drawn = [result for result in results if result["norms"]["n"]]
     for result in drawn:
         norms = result["norms"]
         ax.stairs(norms["counts"], norms["edges"], fill=True, color=COLOURS[0], alpha=0.75 / len(drawn) + 0.25)
     ax.set_yscale("log")  # the tail is what the figure is about, and its bins hold few
-    ax.set_ylim(bottom=0.6)
+    top = max((max(result["norms"]["counts"]) for result in drawn), default=1)
+    ax.set_ylim(0.7, 8 * max(top, 3))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     if drawn:
@@ -46,11 +53,11 @@ def _histogram(ax: "Axes", results: Sequence[dict[str, Any]]) -> None:
         ax.text(0.97, 0.95, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5)
 
 
-def tail_indexes(outcomes: Sequence["Outcome"], *, x: str, label: str, colour: str | None = None) -> "Figure":
+def tail_indexes(outcomes: Sequence["Outcome"], *, x: str, label: str, colour: str | None = None) -> "SubFigure":
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its two nulls."""
     kinds = list(outcomes[0].result["alpha"])
     at, lines = levels(outcomes, x), levels(outcomes, colour) if colour else [""]
-    figure, axes = panels(1, len(kinds), size=(3.6, 3.3))
+    figure, axes = panels(1, len(kinds), size=(3.6, 3.5), share_y=True)
     for ax, kind in zip(axes[0], kinds, strict=True):
         for number, line in enumerate(lines):
             chosen = [where(outcomes, {x: level} | ({colour: line} if colour else {})) for level in at]
@@ -59,6 +66,7 @@ def tail_indexes(outcomes: Sequence["Outcome"], *, x: str, label: str, colour: s
         ax.set_xlabel(label)
         ax.set_title(f"over {kind}")
         ax.margins(x=0.12)
+        ax.set_ylim(0, TOP)
     axes[0][0].set_ylabel(r"tail index $\alpha$")
     _legend(figure, axes[0][0])
     return figure
@@ -75,7 +83,7 @@ def _index_line(ax: "Axes", groups: Sequence[Sequence[dict[str, Any]]], number: 
     style = {"color": colour, "marker": marker, "linestyle": DASHES[number], "capsize": 2.5, "markersize": 5}
     ax.errorbar(place, values["alpha"], yerr=spread, label=label or "measured", **style)
     ax.plot(place, values["gaussian_null"], "_", color="#444444", markersize=9, markeredgewidth=1.4)
-    ax.plot(place, values["flipped_null"], "x", color=colour, markersize=5, alpha=0.8)
+    ax.plot(place, np.minimum(values["flipped_null"], TOP), "x", color=colour, markersize=5, alpha=0.8, clip_on=False)
 
 
 def _plain(values: Sequence[float | None]) -> np.ndarray:
@@ -85,7 +93,7 @@ def _plain(values: Sequence[float | None]) -> np.ndarray:
     return array
 
 
-def _legend(figure: "Figure", ax: "Axes") -> None:
+def _legend(figure: "SubFigure", ax: "Axes") -> None:
     from matplotlib.lines import Line2D
 
     handles, names = ax.get_legend_handles_labels()
@@ -93,13 +101,13 @@ def _legend(figure: "Figure", ax: "Axes") -> None:
         Line2D([], [], linestyle="", marker="_", color="#444444", markersize=9, markeredgewidth=1.4),
         Line2D([], [], linestyle="", marker="x", color="#444444", markersize=5),
     ]
-    names += ["null: Gaussian noise", "null: random signs"]
+    names += ["null: Gaussian noise", f"null: random signs (at the edge: above {TOP:g})"]
     figure.legend(handles, names, loc="outside lower center", ncols=min(6, len(names)), fontsize=8)
 
 
 def alpha_errors(
     outcomes: Sequence["Outcome"], *, x: str, colour: str, paper: Mapping[str, Sequence[float]]
-) -> "Figure":
+) -> "SubFigure":
     """The error of alpha in per cent against `x`: ours as lines, one panel per kind of estimate, the paper's last."""
     kinds = list(outcomes[0].result["alpha"])
     at, lines = levels(outcomes, x), levels(outcomes, colour)

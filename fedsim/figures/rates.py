@@ -8,7 +8,7 @@ import numpy as np
 from .style import COLOURS, DASHES, MARKERS, levels, panels
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
     from ..experiments.grid import Outcome
 
@@ -35,7 +35,7 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
 
 def rates(
     outcomes: Sequence["Outcome"], letters: Mapping[str, str], exponents: Callable[[str, float], Mapping[str, float]]
-) -> "Figure":
+) -> "SubFigure":
     """One panel per letter: measured errors with their fitted slope, and a dotted line of the theorem's slope."""
     figure, axes = panels(1, len(letters), size=(3.3, 3.2), share_y=True)
     names = {"clients": "clients $m$", "local_steps": "local steps $K$", "rounds": "rounds $T$"}

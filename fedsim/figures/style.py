@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
     from ..experiments.grid import Outcome
 
@@ -52,13 +52,17 @@ def panels(
     size: tuple[float, float] = PANEL,
     share_x: bool | str = False,
     share_y: bool | str = False,
-) -> tuple["Figure", list[list["Axes"]]]:
-    """A figure with a grid of axes; no pyplot, so nothing global is touched and no window opens."""
+) -> tuple["SubFigure", list[list["Axes"]]]:
+    """A figure with a grid of axes; no pyplot, so nothing global is touched and no window opens.
+
+    It lies on a page that leaves room below it for the small print, also where its legend is outside the axes.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    page = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    FigureCanvasAgg(page)
+    figure = page.subfigures(1, 1)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
 
@@ -73,24 +77,26 @@ def where(outcomes: Sequence["Outcome"], wanted: Mapping[str, str]) -> list["Out
     return [outcome for outcome in outcomes if wanted.items() <= outcome.cell.levels.items()]
 
 
-def write(figure: "Figure", out: Path, name: str, title: str, notes: Sequence[str]) -> list[Path]:
-    """Adds title and small print, and saves the figure as PNG and SVG."""
+def write(figure: "SubFigure", out: Path, name: str, title: str, notes: Sequence[str]) -> list[Path]:
+    """Adds title and small print, and saves the page as PNG and SVG."""
     import io
 
     from ..run.files import write_atomic
 
-    width, height = figure.get_size_inches()
+    page: Figure = figure.figure
+    width, height = page.get_size_inches()
     lines = [line for note in notes for line in textwrap.wrap(note, int(width * 19))]
-    strip = 0.16 * len(lines) + 0.06
-    figure.set_size_inches(width, height + strip + 0.3)
-    total = height + strip + 0.3
-    figure.get_layout_engine().set(rect=(0, strip / total, 1, 1 - strip / total))
+    heights = (height + 0.3, 0.16 * len(lines) + 0.08)
+    page.set_size_inches(width, sum(heights))
+    share = heights[1] / sum(heights)
+    page.get_layout_engine().set(rect=(0, share, 1, 1 - share))
     figure.suptitle(title, fontsize=10.5)
-    figure.text(0.012, 0.04 / total, "\n".join(lines), fontsize=6.8, color="#444444", va="bottom", linespacing=1.25)
+    style = {"fontsize": 6.8, "color": "#444444", "va": "bottom", "linespacing": 1.25}
+    page.text(0.012, 0.05 / sum(heights), "\n".join(lines), **style)
     paths = []
     for kind, options in (("png", {"dpi": 200, "metadata": {"Software": None}}), ("svg", {"metadata": {"Date": None}})):
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, **options)
+        page.savefig(buffer, format=kind, **options)
         write_atomic(out / f"{name}.{kind}", buffer.getvalue())
         paths.append(out / f"{name}.{kind}")
     return paths
