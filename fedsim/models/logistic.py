@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Model
+from .native import logistic_gradients
 
 
 class Logistic(Model):
@@ -19,6 +20,12 @@ class Logistic(Model):
 
     def build(self) -> nn.Module:
         return nn.Linear(self.features, self.classes)
+
+    def gradients_of(
+        self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
+    ) -> None:
+        if not logistic_gradients(rows, data, index, weights, out, self.classes):
+            super().gradients_of(rows, data, index, weights, out)
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
         weight, bias = self.split(rows)

@@ -1,0 +1,114 @@
+"""The logistic regression's gradients in float32: the native function and plain PyTorch, both against float64."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.models import native
+from fedsim.models.logistic import Logistic
+
+# features around the vector widths, classes around the blocks of five and ten, samples around blocks of four
+SHAPES = [
+    (1, 1, 1), (2, 7, 3), (3, 8, 4), (4, 9, 5), (5, 15, 6), (6, 16, 7), (9, 17, 8), (10, 31, 9), (11, 33, 10),
+    (15, 64, 1), (20, 100, 2), (10, 784, 64),
+]  # fmt: skip
+
+
+def problem(classes, features, batch, clients=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    model = Logistic(features, classes)
+    data = torch.randn(20, features, generator=g), torch.randint(0, classes, (20,), generator=g)
+    index = torch.randint(0, 20, (clients, batch), generator=g)
+    weights = torch.rand(clients, batch, generator=g)
+    weights[0, -1] = 0
+    rows = torch.randn(clients, model.dim, generator=g)
+    return model, data, index, weights, rows
+
+
+def gradients(model, data, index, weights, rows, dtype):
+    out = torch.full((len(index), model.dim), torch.nan, dtype=dtype)
+    model.gradients_of(rows.to(dtype), (data[0].to(dtype), data[1]), index, weights.to(dtype), out)
+    return out.double()
+
+
+@pytest.mark.parametrize("path", ["native", "plain"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("classes", "features", "batch"), SHAPES)
+def test_both_paths_are_accurate(classes, features, batch, shared, path, monkeypatch):
+    if path == "plain":
+        monkeypatch.setattr(native, "_function", lambda: None)
+    model, data, index, weights, rows = problem(classes, features, batch)
+    rows = rows[0] if shared else rows
+    exact = gradients(model, data, index, weights, rows, torch.float64)
+    found = gradients(model, data, index, weights, rows, torch.float32)
+    # sums of at most `features` and `batch` products of numbers near 1, relative 6e-8 each
+    assert (found - exact).abs().max() <= 1e-6 * (1 + features**0.5) * (1 + weights.sum(1).max())
+
+
+WITH_ISA = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+from test_models_logistic import SHAPES, gradients, problem
+for shape in SHAPES:
+    model, data, index, weights, rows = problem(*shape)
+    exact = gradients(model, data, index, weights, rows, torch.float64)
+    found = gradients(model, data, index, weights, rows, torch.float32)
+    assert (found - exact).abs().max() <= 1e-6 * (1 + shape[1] ** 0.5) * (1 + weights.sum(1).max()), shape
+print("good")
+"""
+
+
+@pytest.mark.parametrize("isa", ["avx2", "portable"])
+def test_other_instruction_sets_are_accurate(isa):
+    """An instruction set that is limited from outside; where the machine has it not, PyTorch computes."""
+    command = [sys.executable, "-c", WITH_ISA, str(Path(__file__).parent)]
+    done = subprocess.run(command, env=os.environ | {"FATCLIP_ISA": isa}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "good"
+
+
+def test_a_sample_that_does_not_count_is_not_read():
+    model, data, index, weights, rows = problem(4, 20, 5)
+    index[:, 2], weights[:, 2] = 7, 0
+    index[index == 7] = 8
+    index[:, 2] = 7
+    before = gradients(model, data, index, weights, rows, torch.float32)
+    data[0][7] = torch.nan
+    native_is_there = native._function() is not None
+    after = gradients(model, data, index, weights, rows, torch.float32)
+    assert not native_is_there or torch.equal(before, after)
+
+
+def test_what_is_not_finite_stays_visible():
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        model, data, index, weights, rows = problem(4, 20, 5)
+        weights[:] = 0.5
+        index[:] = torch.arange(15).view(3, 5)
+        data[0][6, 3] = bad  # client 1
+        finite = torch.isfinite(gradients(model, data, index, weights, rows, torch.float32)).all(1)
+        assert finite.tolist() == [True, False, True]
+
+
+def test_huge_logits_do_not_overflow():
+    model, data, index, weights, rows = problem(4, 20, 5)
+    found = gradients(model, data, index, weights, rows * 1e4, torch.float32)
+    exact = gradients(model, data, index, weights, rows * 1e4, torch.float64)
+    assert (found - exact).abs().max() < 1e-3
+
+
+def test_numbers_out_of_range_are_refused():
+    model, data, index, weights, rows = problem(4, 20, 5)
+    for bad in (-1, 20):
+        wrong = index.clone()
+        wrong[1, 1] = bad
+        with pytest.raises((IndexError, RuntimeError)):
+            gradients(model, data, wrong, weights, rows, torch.float32)
+    data[1][3] = 4
+    index[1, 1] = 3
+    with pytest.raises((IndexError, RuntimeError)):
+        gradients(model, data, index, weights, rows, torch.float32)
+    data[1][3] = 3  # and what is known about the labels is looked up again when they change
+    assert torch.isfinite(gradients(model, data, index, weights, rows, torch.float32)).all()
