@@ -19,31 +19,38 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedsim.simulation import Simulation
+
 from . import guard, rounds_report
 from .rounds_peers import PEERS, environment
 from .rounds_sides import HERE, Side, SideError, Times, begin, one_block
-from .workloads import ALGORITHMS, EXPORTED_ROUNDS, WORKLOADS, Workload, export
+from .workloads import ALGORITHMS, WORKLOADS, Workload, export
 
 OURS, LOOP, PEAK = "fedsim", "loop", "gemm"
 RESULTS = Path(__file__).parent / "results"
-# Largest difference from the first side's model, relative to how far the rounds of the proof have moved it: float32
-# products summed in another order and clip_grad_norm_'s epsilon stay far below, another algorithm far above.
-TOLERANCE = 1e-3
+# A side may be this many times as far from the round in float64 as the plain loop in float32 is: twenty steps of a
+# network magnify the last bit of a product many thousand times, and every order of summation is as good as another.
+SLACK = 10.0
+EPSILON = 1e-5  # what clip_grad_norm_ adds to a norm makes up to 1e-6 of a step
 
 
-def compare(sides: Iterable[Side], start: np.ndarray, seconds: float, smoke: bool, say: Callable[[str], None]) -> Any:
-    """Proves and times the sides; returns what was measured and why others were left out, by name."""
+def compare(
+    reference: Side, sides: Iterable[Side], start: np.ndarray, seconds: float, smoke: bool, say: Callable[[str], None]
+) -> tuple[dict[str, Times], dict[str, str]]:
+    """Proves and times the sides; returns what was measured and why others were left out, by name.
+
+    reference: the plain loop in float64; the first of the sides, the loop in float32, sets the tolerance for the rest.
+    """
     alive: dict[str, Times] = {}
     left_out: dict[str, str] = {}
-    reference: np.ndarray | None = None
+    proof = Proof(_once(reference), start.ravel())
     try:
         for side in sides:
             try:
-                alive[side.name], x = begin(side, EXPORTED_ROUNDS)
+                alive[side.name], x = begin(side)
                 if side.name != PEAK:
-                    reference = x if reference is None else reference
-                    alive[side.name].difference = _difference(x, reference, start)
-                    say(f"  {side.name:8s} same round: largest difference {alive[side.name].difference:.1e} of the way")
+                    alive[side.name].difference = proof.check(x)
+                    say(f"  {side.name:10s} {proof.words(x)}")
             except SideError as error:
                 _leave_out(side.name, str(error), side, alive, left_out, say)
         _blocks(alive, left_out, seconds, smoke, say)
@@ -58,19 +65,40 @@ def compare(sides: Iterable[Side], start: np.ndarray, seconds: float, smoke: boo
     return alive, left_out
 
 
-def _difference(x: np.ndarray, reference: np.ndarray, start: np.ndarray) -> float:
-    """How far x is from the reference, in units of the reference's way from the start; refused beyond TOLERANCE."""
-    if x.shape != reference.shape:
-        raise SideError(f"computes something else: {x.size} parameters instead of {reference.size}")
-    way = float(np.abs(reference - start.ravel()).max())
-    worst = float(np.abs(x - reference).max()) / way
-    if not worst < TOLERANCE:
-        raise SideError(f"computes something else: differs by {worst:.1e} of the way after {EXPORTED_ROUNDS} rounds")
-    return worst
+class Proof:
+    """That a side computes the round: its model after it, against that of the same round in float64."""
+
+    def __init__(self, exact: np.ndarray, start: np.ndarray) -> None:
+        self.exact, self.way = exact, float(np.linalg.norm(exact - start))
+        self.tolerance: float | None = None
+
+    def check(self, x: np.ndarray) -> float:
+        """The distance from the exact model, in units of the way the round has gone; SideError where it is too far."""
+        if x.shape != self.exact.shape:
+            raise SideError(f"computes something else: {x.size} parameters instead of {self.exact.size}")
+        distance = float(np.linalg.norm(x - self.exact)) / self.way
+        limit = 0.05 if self.tolerance is None else self.tolerance
+        if not distance <= limit:
+            raise SideError(f"computes something else: {distance:.1e} of the way off, {limit:.1e} is allowed")
+        if self.tolerance is None:
+            self.tolerance = SLACK * distance + EPSILON
+        return distance
+
+    def words(self, x: np.ndarray) -> str:
+        largest = float(np.abs(x - self.exact).max())
+        return f"same round: {self.check(x):.1e} of the way off, largest difference {largest:.1e}"
+
+
+def _once(side: Side) -> np.ndarray:
+    """The model after one round."""
+    try:
+        return begin(side)[1]
+    finally:
+        side.close()
 
 
 def _leave_out(name: str, why: str, side: Side, alive: dict[str, Times], left_out: dict[str, str], say: Any) -> None:
-    say(f"  {name:8s} left out: {why}")
+    say(f"  {name:10s} left out: {why}")
     left_out[name] = why
     alive.pop(name, None)
     side.close(patience=2.0)
@@ -91,12 +119,13 @@ def _blocks(alive: dict[str, Times], left_out: dict[str, str], seconds: float, s
         turn += 1
 
 
-def side_of(name: str, path: Path, lam: float, args: argparse.Namespace, folder: Path) -> Side:
+def side_of(name: str, path: Path, lam: float, args: argparse.Namespace, folder: Path, dtype: str = "float32") -> Side:
     """A side by name; a peer's environment is made first."""
     python = Path(sys.executable)
     if name in PEERS:
         python = environment(name, timeout=args.install_timeout)
     command = [str(python), str(HERE / f"side_{name}.py"), str(path), f"--lam={lam}", f"--threads={args.threads}"]
+    command.append(f"--dtype={dtype}")
     threads = {"OMP_NUM_THREADS": str(args.threads), "FLWR_HOME": str(folder / "flwr")}
     if args.wait_policy != "default":
         threads["OMP_WAIT_POLICY"] = args.wait_policy.upper()
@@ -111,7 +140,7 @@ def sides_of(
         try:
             yield side_of(name, path, lam, args, folder)
         except SideError as error:
-            print(f"  {name:8s} left out: {error}", flush=True)
+            print(f"  {name:10s} left out: {error}", flush=True)
             left_out[name] = str(error)
 
 
@@ -128,7 +157,8 @@ def run_workload(workload: Workload, args: argparse.Namespace, dataset: Any = No
             lam = workload.lam if algorithm == "fatclip-pi" else math.inf
             left_out: dict[str, str] = {}
             sides = sides_of(workload, path, lam, args, folder, left_out)
-            alive, failed = compare(sides, start, args.seconds, args.smoke, lambda text: print(text, flush=True))
+            exact = side_of(LOOP, path, lam, args, folder, "float64")
+            alive, failed = compare(exact, sides, start, args.seconds, args.smoke, lambda text: print(text, flush=True))
             entry["algorithms"][algorithm] = _entry(alive, left_out | failed, samples, workload.flops)
     return entry
 
@@ -155,6 +185,17 @@ def _entry(alive: dict[str, Times], left_out: dict[str, str], samples: int, flop
             **{k: v for k, v in times.side.about.items() if k in ("engine", "reason")},
         }
     return {"peak_gflops": peak / 1e9 if peak else None, "sides": sides, "left_out": left_out}
+
+
+def experiment_seconds(rounds: int = 300) -> float:
+    """The whole of E1 from its configuration: all algorithms, 20 seeds, every round evaluated."""
+    w0, begun = WORKLOADS["W0"], time.perf_counter()
+    for algorithm, lam in (("fedavg", math.inf), ("fatclip-pr", 5.0), ("fatclip-pi", 3.0)):
+        config = w0.config(algorithm, lam=lam, rounds=rounds, eval_every=1)
+        with Simulation(config, seeds=range(w0.seeds)) as simulation:
+            for _ in range(rounds):
+                simulation.step()
+    return time.perf_counter() - begun
 
 
 def machine() -> dict[str, Any]:
@@ -200,6 +241,8 @@ def main(argv: list[str] | None = None) -> int:
     result = {"machine": machine(), "threads": args.threads, "wait_policy": args.wait_policy, "workloads": {}}
     for name in args.workloads:
         result["workloads"][name] = run_workload(WORKLOADS[name], args)
+        if name == "W0":
+            result["workloads"][name]["experiment_seconds"] = experiment_seconds(2 if args.smoke else 300)
         print(rounds_report.table(name, result["workloads"][name]), end="\n\n", flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     print(guard.compare(result, RESULTS / "rounds.json"))

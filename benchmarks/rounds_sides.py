@@ -151,14 +151,12 @@ class Times:
     memory: int = 0
 
 
-def begin(side: Side, proof: int) -> tuple[Times, np.ndarray]:
-    """Starts a side and does the rounds of the proof; returns the model they end at."""
+def begin(side: Side) -> tuple[Times, np.ndarray]:
+    """Starts a side and does its first round; returns the model the round ends at."""
     begun = time.perf_counter()
     side.start()
     side.rounds(1)
     times = Times(side, time.perf_counter() - begun)
-    if proof > 1:
-        side.rounds(proof - 1)
     return times, side.state()
 
 

@@ -83,5 +83,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("workload", type=Path)
     parser.add_argument("--lam", type=float, default=math.inf)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--settings", default="{}", help="of fedsim, as JSON")
     return parser.parse_args(sys.argv[1:] if argv is None else argv)

@@ -108,15 +108,22 @@ def serve(make: Callable[[], tuple[Callable[[int], Any], Callable[[], Any], dict
 
 
 def peak_memory(pid: int) -> int:
-    """Bytes: VmHWM of the process and of every process below it (`ru_maxrss` would count the launcher's peak too)."""
-    total = 0
-    for process in (pid, *descendants(pid)):
-        try:
-            status = Path(f"/proc/{process}/status").read_text()
-        except OSError:  # it has ended meanwhile
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    return total
+    """Bytes: the process's VmHWM, and of every process below it what it shares with nobody.
+
+    (`ru_maxrss` would count the launcher's peak too, and a sum of VmHWM every page that processes share.)
+    """
+    total = _kilobytes(pid, "status", ("VmHWM",))
+    for process in descendants(pid):
+        total += _kilobytes(process, "smaps_rollup", ("Private_Clean", "Private_Dirty"))
+    return 1024 * total
+
+
+def _kilobytes(pid: int, file: str, keys: tuple[str, ...]) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:  # it has ended meanwhile
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.split(":")[0] in keys)
 
 
 def descendants(pid: int) -> list[int]:

@@ -13,9 +13,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch_models import build, flat, tensors
 
 
-def training(workload: Workload, lam: float) -> Any:
-    model = build(workload.model, workload.start)
+def training(workload: Workload, lam: float, dtype: torch.dtype = torch.float32) -> Any:
+    model = build(workload.model, workload.start).to(dtype)
     x, y = tensors(workload.x, workload.y)
+    x = x.to(dtype) if x.is_floating_point() else x
     loss_of = nn.CrossEntropyLoss()
 
     def client(state: dict[str, Tensor], batches: list[Any]) -> dict[str, Tensor]:
@@ -66,7 +67,9 @@ def make(argv: list[str] | None = None) -> Any:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
     workload = Workload(Path(args.workload))
-    return (quadratic if workload.model == "quadratic" else training)(workload, args.lam)
+    if workload.model == "quadratic":  # float64 in any case, like the experiment
+        return quadratic(workload, args.lam)
+    return training(workload, args.lam, getattr(torch, args.dtype))
 
 
 if __name__ == "__main__":
