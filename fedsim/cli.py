@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(arguments)
+        code = dispatch(arguments)
+        sys.stdout.flush()  # here, and not at exit, a reader that is gone can still be dealt with
+        return code
     except InputError as error:
         print(f"fedsim: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -1,6 +1,7 @@
 """What a person sees while an experiment runs: a progress bar per cell, a line when it is done."""
 
 import math
+import os
 import statistics
 import sys
 import time
@@ -10,6 +11,8 @@ from .table import show
 
 if TYPE_CHECKING:
     from .experiments.grid import Cell, Outcome
+
+COLUMNS, ROWS = 120, 24  # of a terminal that does not tell
 
 
 class Progress:
@@ -33,24 +36,28 @@ class Progress:
             return
         from tqdm import tqdm
 
+        wide = known_width(self.stream)
         self._bar = tqdm(
             total=cell.config.rounds,
             initial=done,
-            desc=f"cell {self._number + 1}/{self._cells} {cell.name}",
+            desc=f"cell {self._number + 1}/{self._cells} {', '.join(cell.levels.values())}",
             unit="round",
             file=self.stream,
             mininterval=self._redraw,
             miniters=1,
             leave=False,
-            dynamic_ncols=True,
-            bar_format="{desc} |{bar:12}| round {n_fmt}/{total_fmt} [{postfix}{elapsed} gone, {remaining} left]",
+            dynamic_ncols=wide,
+            ncols=None if wide else COLUMNS,
+            nrows=None if wide else ROWS,
+            # what matters first: on a narrow terminal the bar itself is what there is no room for
+            bar_format="{desc}: round {n_fmt}/{total_fmt}{postfix}, {remaining} left |{bar}|",
         )
 
     def round(self, record: dict[str, Any]) -> None:
         if self._bar is None:
             return
         self._shown |= told(record)
-        self._bar.set_postfix_str("".join(f"{k} {v}, " for k, v in self._shown.items()), refresh=False)
+        self._bar.set_postfix_str(", ".join(f"{k} {v}" for k, v in self._shown.items()), refresh=False)
         self._bar.update(1)
 
     def end(self, outcome: "Outcome", stored: bool) -> None:
@@ -66,6 +73,14 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def known_width(stream: TextIO) -> bool:
+    """Whether the terminal tells its width; some that are not real say 0."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
 
 
 def told(record: dict[str, Any]) -> dict[str, str]:

@@ -18,6 +18,8 @@ HATCHES = ("", "//", "..", "xx")
 
 def failures(outcomes: Sequence["Outcome"], *, panel: str, chance: float) -> "SubFigure":
     """Test accuracy above, norms of the pseudo-gradients below, on one time axis; one column per level of `panel`."""
+    from matplotlib.ticker import LogFormatter
+
     columns = levels(outcomes, panel)
     figure, axes = panels(2, len(columns), size=(2.9, 2.0), share_x="col", share_y="row")
     for number, level in enumerate(columns):
@@ -27,6 +29,8 @@ def failures(outcomes: Sequence["Outcome"], *, panel: str, chance: float) -> "Su
         top.axhline(100 * chance, color="#444444", linewidth=0.8, linestyle=":")
         top.set_title(f"{panel} = {level}")
         bottom.set_yscale("log")
+        for axis_format in (bottom.yaxis.set_major_formatter, bottom.yaxis.set_minor_formatter):
+            axis_format(LogFormatter())
         bottom.set_xlabel("communication round $t$")
     axes[0][0].set_ylabel("test accuracy (%)")
     axes[0][0].text(0.02, 100 * chance, "chance", fontsize=7, va="bottom", transform=axes[0][0].get_yaxis_transform())
@@ -75,6 +79,6 @@ def successes(outcomes: Sequence["Outcome"], *, x: str, colour: str) -> "SubFigu
     bars.set_ylim(0, 112)
     bars.set_yticks(range(0, 101, 20))
     dots.axhline(10, color="#444444", linewidth=0.8, linestyle=":")
-    dots.set_ylim(bottom=0)
+    dots.set_ylim(0, 1.15 * max([15.0] + [100 * (o.result["last"] or 0) for o in outcomes]))
     figure.legend(*bars.get_legend_handles_labels(), loc="outside lower center", ncols=len(lines))
     return figure

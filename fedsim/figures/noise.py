@@ -21,13 +21,17 @@ TOP = 3.2
 def histograms(outcomes: Sequence["Outcome"], *, columns: str, rows: str | None = None) -> "SubFigure":
     """One panel per combination of levels; a row shares its scale, so that fatter is seen as wider."""
     across, down = levels(outcomes, columns), levels(outcomes, rows) if rows else [""]
-    figure, axes = panels(len(down), len(across), size=(2.7, 2.0 if rows else 2.6), share_x="row")
+    figure, axes = panels(len(down), len(across), size=(2.7, 2.0 if rows else 2.6))
     for line, row in zip(axes, down, strict=True):
         for ax, column in zip(line, across, strict=True):
             shown = where(outcomes, {columns: column} | ({rows: row} if rows else {}))
             _histogram(ax, [o.result for o in shown])
             ax.set_title(f"{columns} = {column}" + (f", {row}" if row else ""), fontsize=8.5)
         line[0].set_ylabel("clients x rounds")
+        if rows:
+            widest = max(ax.get_xlim()[1] for ax in line)
+            for ax in line:
+                ax.set_xlim(0, widest)
     for ax in axes[-1]:
         ax.set_xlabel("norm of the noise")
     return figure
@@ -45,7 +49,7 @@ def _histogram(ax: "Axes", results: Sequence[dict[str, Any]]) -> None:
     ax.set_ylim(0.7, 8 * max(top, 3))
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, 1.04 * max((result["norms"]["max"] for result in drawn), default=1.0))
     ax.xaxis.set_major_locator(MaxNLocator(4))
     if drawn:
         index, norms = drawn[0]["alpha"]["vectors"], drawn[0]["norms"]

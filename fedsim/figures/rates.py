@@ -56,6 +56,7 @@ def rates(
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xlabel(names[letters[letter]])
-        ax.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        if ax.lines:
+            ax.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     axes[0][0].set_ylabel(r"error $(\overline{E\|\nabla f(x_t)\|^2})^{1/2}$")
     return figure

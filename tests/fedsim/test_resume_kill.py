@@ -11,18 +11,6 @@ import run_cases
 from run_cases import SETTINGS, DyingOs, KilledError, facts, run
 
 
-@pytest.fixture(autouse=True)
-def put_back(monkeypatch):
-    """What run_cases.run puts in the place of data, figures and experiments is for these tests alone."""
-    import fedsim.data
-    import fedsim.figures
-    from fedsim.run import runner
-
-    monkeypatch.setattr(fedsim.data, "load", fedsim.data.load)
-    monkeypatch.setattr(fedsim.figures, "save", fedsim.figures.save)
-    monkeypatch.setattr(runner, "find", runner.find)
-
-
 @functools.cache
 def undisturbed(setting):
     """The facts of an uninterrupted run, and the calls on the disk that it made."""

@@ -1,0 +1,241 @@
+"""Every experiment: the paper's settings to the letter, and a run of a small size from one command."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim import theory
+from fedsim.cli import main
+from fedsim.config import Config
+from fedsim.data.dataset import Dataset
+from fedsim.errors import InputError
+from fedsim.experiments import NAMES, find
+from fedsim.experiments.grid import reading, reductions
+
+# What section 4 of the paper fixes, key by key; every cell of the paper preset must agree.
+CIFAR10 = {
+    "problem": "cifar10-cnn",
+    "batch": 500,
+    "eta_l": 0.1,
+    "eta": 1.0,
+    "rounds": 4000,
+    "partition": "classes",
+    "samples_per_client": None,
+}
+SHAKESPEARE = {"problem": "shakespeare-lstm", "clients": 143, "partition": "roles", "batch": 10, "eta_l": 0.8}
+QUADRATIC = {"problem": "quadratic", "clients": 5, "local_steps": 2, "rounds": 300, "eta_l": 0.1, "dim": 3}
+SETTINGS = {
+    "synthetic-cauchy": QUADRATIC
+    | {"noise": "cauchy", "noise_scale": 2.1, "eta": 0.1, "reduce": "sum", "delta": "gradient"},
+    "synthetic-alpha": QUADRATIC
+    | {"noise": "stable", "noise_scale": 1.0, "eta": 0.1, "reduce": "sum", "delta": "gradient"},
+    "cifar10-noise": CIFAR10 | {"clients": 100, "participants": None, "algorithm": "fedavg"},
+    "cifar10-alpha": CIFAR10 | {"clients": 100, "participants": None, "algorithm": "fedavg"},
+    "cifar10-failure": CIFAR10 | {"clients": 10, "participants": 5, "algorithm": "fedavg"},
+    "cifar10-success": CIFAR10 | {"clients": 10, "participants": 5, "local_epochs": 2},
+    "shakespeare-alpha": SHAKESPEARE | {"eta": 1.0, "rounds": 150, "samples_per_client": None},
+    "shakespeare-noise": SHAKESPEARE | {"eta": 1.0, "rounds": 150, "samples_per_client": None},
+    "mnist-alpha-error": {"problem": "mnist-logistic", "clients": 100, "rounds": 150, "batch": 64, "eta_l": 0.1},
+    "rates": {"problem": "quadratic", "noise": "stable", "noise_scale": 1.0, "reduce": "mean", "delta": "gradient"},
+}
+GRID = {
+    "synthetic-cauchy": {"algorithm": ["FedAvg", "FAT-Clipping-PR", "FAT-Clipping-PI"]},
+    "synthetic-alpha": {"algorithm": ["FAT-Clipping-PR", "FAT-Clipping-PI"], "alpha": ["0.5", "1.0", "1.5"]},
+    "cifar10-success": {
+        "p": ["1", "2", "5", "10"],
+        "algorithm": ["FedAvg", "FAT-Clipping-PR", "FAT-Clipping-PI"],
+    },
+}
+WORK = ["one step", "1 epoch", "2 epochs", "5 epochs"]
+GRID |= {
+    name: {"work": WORK, "p": ["1", "2", "5", "10"]} for name in ("cifar10-noise", "cifar10-alpha", "mnist-alpha-error")
+}
+GRID |= {name: {"work": WORK} for name in ("shakespeare-alpha", "shakespeare-noise")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_paper_preset_is_the_papers_setting(name):
+    cells = find(name).cells("paper")
+    for cell in cells:
+        config = cell.config.to_dict()
+        assert {key: config[key] for key in SETTINGS[name]} == SETTINGS[name]
+    assert reductions(cells) == []
+    if cells[0].config.problem != "quadratic":
+        assert {(c.config.delta, c.config.reduce) for c in cells} == {("displacement", "mean")}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_the_grid_is_the_papers(name):
+    cells = find(name).cells("quick", 1)
+    axes = {axis: list(dict.fromkeys(cell.levels[axis] for cell in cells)) for axis in GRID[name]}
+    assert axes == GRID[name]
+    assert len(cells) == math.prod(map(len, axes.values()))
+
+
+def test_thresholds_are_the_papers():
+    lams = {(name, c.config.algorithm): c.config.lam for name in NAMES[:6] for c in find(name).cells("paper", 1)}
+    assert lams["synthetic-cauchy", "fatclip-pi"] == 3
+    assert lams["synthetic-cauchy", "fatclip-pr"] == 5
+    assert lams["cifar10-success", "fatclip-pi"] == 50
+    assert lams["cifar10-success", "fatclip-pr"] == 2
+    assert lams["synthetic-cauchy", "fedavg"] == lams["cifar10-success", "fedavg"] == math.inf
+
+
+def test_five_trials_of_the_success_rates():
+    cells = find("cifar10-success").cells("paper")
+    assert len(cells) == 4 * 3 * 5
+    assert sorted({cell.config.seed for cell in cells}) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if find(name).default == "quick"])
+def test_the_quick_preset_says_what_it_reduced(name):
+    cells = find(name).cells("quick")
+    (text,) = reductions(cells)
+    assert text.startswith("Changed from the paper: ")
+    paper = cells[0].paper
+    assert f"rounds {cells[0].config.rounds} (paper {paper.rounds})" in text
+
+
+def test_the_reading_is_always_told():
+    assert reading(find("cifar10-alpha").cells("paper")) == (
+        'Reading: Delta = displacement x_t - x (delta="displacement"), server factor 1 on the mean (reduce="mean").'
+    )
+    assert 'delta="gradient"' in reading(find("rates").cells("paper"))
+    assert "server factor" in reading(find("rates").cells("paper", 1, ["eta=0.5"]))
+
+
+def test_the_rates_take_the_theorems_parameters():
+    for cell in find("rates").cells("paper", 1):
+        c = cell.config
+        choice = theory.parameters(c.algorithm, 1.5, c.clients, c.local_steps, c.rounds)
+        assert (c.lam, c.eta, c.eta_l) == (choice.lam, choice.eta_eta_l, choice.eta_l_max)
+        choice.check()  # eta * eta_L * K * L <= 1
+    other = find("rates").cells("paper", 1, ["noise_alpha=1.8"])[0].config
+    assert other.lam == theory.parameters("fatclip-pi", 1.8, other.clients, other.local_steps, other.rounds).lam
+    assert {c.config.lam for c in find("rates").cells("paper", 1, ["lam=7"])} == {7.0}
+
+
+def test_a_setting_that_only_some_levels_make_reaches_those_alone():
+    cells = find("synthetic-cauchy").cells("paper", 1, ["lam=9", "rounds=5"])
+    assert [(c.config.lam, c.config.rounds) for c in cells] == [(math.inf, 5), (9.0, 5), (9.0, 5)]
+
+
+def test_every_cell_has_a_folder_of_its_own():
+    for name in NAMES:
+        folders = [cell.folder for cell in find(name).cells("paper")]
+        assert len(set(folders)) == len(folders)
+        assert all("/" not in folder and " " not in folder for folder in folders)
+
+
+def test_seeds_follow_the_first_one():
+    assert find("synthetic-cauchy").cells("paper", 3, ["seed=10"])[0].seeds == (10, 11, 12)
+    cells = find("cifar10-success").cells("paper", 2, ["seed=4"], ["p=1", "algorithm=FedAvg"])
+    assert [(cell.seeds, cell.levels["seed"]) for cell in cells] == [((4,), "4"), ((5,), "5")]
+
+
+def test_the_slip_of_the_paper_is_named():
+    assert "its own theory says the opposite" in " ".join(find("synthetic-alpha").notes)
+
+
+def test_an_experiment_is_a_short_file():
+    folder = Path(find.__code__.co_filename).parent
+    for name in NAMES:
+        lines = (folder / f"{name.replace('-', '_')}.py").read_text().splitlines()
+        assert len(lines) <= 75, name
+
+
+def images(name, root=None):
+    """Random samples that look like the named data set, the least the experiments can be run on."""
+    generator = torch.Generator().manual_seed(1)
+    count, held = 240, 40
+    if name == "shakespeare":
+        x = torch.randint(0, 80, (count + held, 80), generator=generator).to(torch.uint8)
+        y = torch.randint(0, 80, (count + held,), generator=generator)
+        roles, test_roles = (np.array_split(np.arange(n), 20) for n in (count, held))
+        return Dataset(name, x[:count], y[:count], x[count:], y[count:], 80, list(roles), list(test_roles))
+    shape = (784,) if name == "mnist" else (3, 32, 32)
+    x = torch.randn(count + held, *shape, generator=generator)
+    y = torch.arange(count + held) % 10
+    return Dataset(name, x[:count], y[:count], x[count:], y[count:], 10)
+
+
+TINY = {
+    "synthetic-cauchy": ["--seeds", "2", "--set", "rounds=3"],
+    "synthetic-alpha": ["--seeds", "2", "--set", "rounds=3"],
+    "cifar10-noise": [
+        "--set",
+        "rounds=1",
+        "clients=10",
+        "samples_per_client=2",
+        "batch=2",
+        "--only",
+        "p=2",
+        "--only",
+        "p=10",
+    ],
+    "cifar10-alpha": ["--set", "rounds=1", "clients=10", "samples_per_client=2", "batch=2", "--only", "work=one step"],
+    "cifar10-failure": ["--set", "rounds=2", "samples_per_client=2", "batch=2", "--only", "p=2", "--only", "p=5"],
+    "cifar10-success": ["--seeds", "2", "--set", "rounds=1", "samples_per_client=2", "batch=2", "--only", "p=2"],
+    "shakespeare-alpha": ["--set", "rounds=1", "clients=8", "samples_per_client=2"],
+    "shakespeare-noise": ["--set", "rounds=1", "clients=8", "samples_per_client=2"],
+    "mnist-alpha-error": ["--set", "rounds=2", "clients=20", "batch=4"],
+    "rates": ["--seeds", "2", "--only", "point=T=125", "--only", "point=T=250"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_runs_from_one_command(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedsim.data.load", images)
+    out = tmp_path / "run"
+    assert main(["run", name, "--out", str(out), "--quiet", *TINY[name]]) == 0
+    assert main(["report", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert f"{find(name).code}  {find(name).title}" in text
+    assert "Reading: Delta =" in text
+    assert "Changed from the paper: " in text or name == "rates"
+    for suffix in ("png", "svg"):
+        assert (out / f"{name}.{suffix}").stat().st_size > 5000
+    page = (out / "report.html").read_text()
+    assert "data:image/svg+xml;base64," in page
+
+
+def test_a_client_whose_update_is_not_finite_is_counted(tmp_path, monkeypatch):
+
+    def broken(name, root=None):
+        data = images(name)
+        data.x[0] = math.nan
+        return data
+
+    monkeypatch.setattr("fedsim.data.load", broken)
+    tiny = ["--quiet", "--set", "rounds=1", "clients=20", "batch=4", "--only", "work=1 epoch", "--only", "p=10"]
+    assert main(["run", "mnist-alpha-error", "--out", str(tmp_path / "a"), *tiny, "--on-client-error", "reject"]) == 0
+    (journal,) = (tmp_path / "a").rglob("journal.jsonl")
+    assert len(json.loads(journal.read_text())["rejected"]) == 1
+
+
+def test_a_failing_client_is_told_with_its_traceback(tmp_path, monkeypatch, capsys):
+    from fedsim.errors import ClientError
+    from fedsim.simulation import Simulation
+
+    def step(self, observer=None):
+        raise ClientError("client 3: Traceback (most recent call last): ...\nZeroDivisionError: division by zero")
+
+    monkeypatch.setattr(Simulation, "step", step)
+    assert main(["run", "synthetic-cauchy", "--out", str(tmp_path / "run"), "--seeds", "1", "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert "client 3: Traceback" in error
+    assert "ZeroDivisionError" in error
+    assert error.splitlines()[-1].startswith(
+        "fedsim: a client failed; --on-client-error reject leaves such clients out"
+    )
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(InputError, match="did you mean rates"):
+        find("rate")
+    with pytest.raises(InputError):
+        Config.from_dict({"nonsense": 1})

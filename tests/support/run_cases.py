@@ -1,0 +1,158 @@
+"""Small runs in three settings, how to kill them anywhere, and what must be the same afterwards."""
+
+import json
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from fedsim.data.dataset import Dataset
+from fedsim.experiments.grid import Axis, Experiment
+from fedsim.measure import FinalLoss, Noise
+from fedsim.run import checkpoint, files, journal, runner
+from fedsim.run.directory import Request
+
+LOGISTIC = {
+    "problem": "mnist-logistic",
+    "clients": 6,
+    "samples_per_client": 8,
+    "batch": 3,
+    "local_epochs": 1,
+    "rounds": 4,
+    "partition": "iid",
+}
+
+
+LEVELS = {"PI": {"algorithm": "fatclip-pi", "lam": 0.5}, "FedAvg": {"algorithm": "fedavg"}}
+
+
+def experiment(name, paper, measure, cells=1):
+    axis = Axis("algorithm", dict(list(LEVELS.items())[:cells]), ("algorithm",))
+    return Experiment(name, "E0", f"A small {name}", paper, (axis,), measure, figure=lambda outcomes: None)
+
+
+SETTINGS = {
+    "quadratic": experiment(
+        "quadratic", {"problem": "quadratic", "noise": "cauchy", "local_steps": 2, "rounds": 4}, FinalLoss(), cells=2
+    ),
+    "logistic": experiment("logistic", LOGISTIC, FinalLoss()),
+    "tail": experiment(
+        "tail", LOGISTIC | {"local_epochs": None, "local_steps": 1, "rounds": 4}, Noise(over=("vectors",))
+    ),
+}
+SEEDS = {"quadratic": 3, "logistic": 1, "tail": 1}
+
+
+def tiny(name, root=None):
+    """Random samples in the place of MNIST."""
+    generator = torch.Generator().manual_seed(0)
+    x, test_x = torch.randn(60, 784, generator=generator), torch.randn(20, 784, generator=generator)
+    return Dataset(name, x, torch.arange(60) % 10, test_x, torch.arange(20) % 10, 10)
+
+
+def run(setting, out, *, resume=False, every=2, watchers=(), stopping=lambda: False):
+    """Runs a small experiment with its table and report, but on random data and without drawing."""
+    with (
+        patch("fedsim.data.load", tiny),
+        patch("fedsim.figures.save", lambda *_: []),
+        patch.object(runner, "find", SETTINGS.__getitem__),
+    ):
+        request, cells = runner.plan(Request(setting, "paper", SEEDS[setting]), out, resume=resume)
+        options = runner.Options(checkpoint_every=every, command="python -m fedsim run")
+        return runner.run(request, cells, out, options, watchers=watchers, stopping=stopping)
+
+
+def facts(out: Path, table=None) -> dict:
+    """All of a finished run that must not depend on kills: states, journals without times, results, table."""
+    found = {}
+    for folder in sorted((out / "cells").iterdir()):
+        lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        rows = [{k: v for k, v in line.items() if k not in ("seconds", "phases")} for line in lines]
+        round_, path = checkpoint.stored(folder)[0]
+        found[folder.name] = (rows, (folder / "result.json").read_text(), round_, frozen(checkpoint.load(path)))
+    return found if table is None else found | {"table": table.text()}
+
+
+def frozen(value):
+    """Tensors as their bytes, so that == compares bits."""
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, tuple(value.shape), value.numpy().tobytes())
+    if isinstance(value, dict):
+        return {key: frozen(v) for key, v in value.items()}
+    return value
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing may catch this."""
+
+
+CALLS = ("open", "write", "fsync", "replace", "unlink", "ftruncate")
+
+
+class DyingOs:
+    """The os module of a process that dies at its n-th call that touches the disk, and does nothing from then on.
+
+    how: "before" the call, "after" it, or in the middle of a write ("half"); n = None counts the calls in `seen`.
+    error: raised in place of death, by that call alone.
+    """
+
+    def __init__(self, n=None, how="before", error=None):
+        self.n, self.how, self.error = n, how, error
+        self.seen = []
+        self.dead = False
+
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        return self._counted(name, real) if name in CALLS else real
+
+    def _counted(self, name, real):
+        def call(*args, **kwargs):
+            if self.dead:
+                raise KilledError
+            self.seen.append(name)
+            if self.n is None or len(self.seen) <= self.n:
+                return real(*args, **kwargs)
+            if self.error is not None:
+                self.n = None
+                raise self.error
+            self.dead = True
+            if name == "write" and self.how == "half":
+                real(args[0], bytes(args[1])[: len(args[1]) // 2])
+            elif self.how == "after":
+                real(*args, **kwargs)
+            raise KilledError
+
+        return call
+
+    def __enter__(self):
+        files.os = journal.os = self
+        return self
+
+    def __exit__(self, *_):
+        files.os = journal.os = os
+
+
+def run_forever(setting, out):
+    """For a child process that will be killed: goes on with the run, or begins it."""
+    torch.set_num_threads(1)
+    run(setting, out, resume=(out / "config.json").exists(), every=1)
+
+
+class Counter:
+    """A watcher that does no more than keep the records it is shown."""
+
+    def __init__(self):
+        self.records = []
+
+    def begin(self, cell, engine, done):
+        self.begun = (cell, engine, done)
+
+    def round(self, record):
+        self.records.append(record)
+
+    def end(self, outcome, stored):
+        self.outcome = outcome
+
+    def close(self):
+        self.closed = True
