@@ -3,8 +3,10 @@
 import contextlib
 import mmap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +31,11 @@ MODELS: dict[str, tuple[str, Callable[[], Model]]] = {
     "shakespeare-lstm": ("shakespeare", Lstm),
 }
 _EVALUATED_AT_ONCE = 500
+_STORED_AT_ONCE = 1000
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """One local step of some clients: rows of the data set, (clients, b), and how many of each row count."""
 
     index: Indices
@@ -57,13 +61,27 @@ class Problem:
         self.dtype = getattr(torch, config.dtype)
         parts = _partition(config, dataset)
         order = torch.from_numpy(np.concatenate(parts))
-        self.x, self.y = _gathered(self.model.store(dataset.x, self.dtype), order), dataset.y.long()[order]
+        self.x, self.y = self._stored(dataset.x, order), dataset.y.long()[order]
         self._test = (dataset.test_x, dataset.test_y.long())
         if config.partition == "roles":
             kept = np.concatenate(dataset.test_roles[: config.clients])
             self._test = (self._test[0][kept], self._test[1][kept])
         self.sizes = np.array([len(part) for part in parts], dtype=np.int64)
         self.offsets = np.cumsum(self.sizes) - self.sizes
+
+    def _stored(self, x: Tensor, order: Tensor) -> Tensor:
+        """Samples in an order, as the model stores them, piece by piece: there is never a second copy of them all.
+
+        In large pages where the system has them, because batches are read from all over the place.
+        """
+        one = self.model.store(x[:1], self.dtype)
+        block = mmap.mmap(-1, max(1, len(order) * one.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError, AttributeError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+        out = torch.frombuffer(block, dtype=one.dtype).view(len(order), *one.shape[1:])
+        for rows, target in zip(order.split(_STORED_AT_ONCE), out.split(_STORED_AT_ONCE), strict=True):
+            target.copy_(self.model.store(x[rows], self.dtype))
+        return out
 
     def start(self) -> Tensor:
         return self.model.start(self.config.seed, self.dtype)
@@ -126,22 +144,11 @@ class Problem:
         count = len(self.test[1])
         return loss / count, right / count
 
-    @property
+    @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
-        """The test set as the model stores it, made at the first use."""
+        """The test set as the model stores it."""
         x, y = self._test
-        if not getattr(self, "_stored", False):
-            self._test, self._stored = (self.model.store(x, self.dtype), y), True
-        return self._test
-
-
-def _gathered(data: Tensor, order: Tensor) -> Tensor:
-    """Rows of data in an order, in large pages where the system has them: batches are read from all over the place."""
-    block = mmap.mmap(-1, max(1, len(order) * data[0].nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    out = torch.frombuffer(block, dtype=data.dtype).view(len(order), *data.shape[1:])
-    return torch.index_select(data, 0, order, out=out)
+        return self.model.store(x, self.dtype), y
 
 
 def _side_by_side(plans: list[list[Batch]]) -> Iterator[Batch]:

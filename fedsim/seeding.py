@@ -107,7 +107,8 @@ def _shifted(
     h *= size  # sizes stay below 2**16
     h >>= np.uint32(16)
     h += half
-    return np.minimum(h, h - size)  # below zero it wraps to something large
+    below: NDArray[np.uint32] = np.minimum(h, h - size)  # less than zero wraps to something large
+    return below
 
 
 def noise_block(clients: int, steps: int, dim: int) -> int:

@@ -34,15 +34,15 @@ class CohortRounds:
         self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))
 
     def _default_cohort(self) -> int:
-        """Enough chunks to keep the workers busy, in at most 256 MB."""
-        fits = 2**28 // (self.problem.model.dim * 8)
-        return max(self.chunk, min(fits, 4 * self.config.workers * self.chunk))
+        """As many clients as 64 MB hold, and at least a chunk for every worker."""
+        fits = 2**26 // (self.problem.model.dim * self.problem.dtype.itemsize)
+        return int(max(fits // self.chunk * self.chunk, self.config.workers * self.chunk))
 
     def start(self) -> Tensor:
         return self.problem.start()
 
     def client_steps(self) -> list[int]:
-        return self.problem.steps(np.arange(self.config.clients)).tolist()
+        return [int(steps) for steps in self.problem.steps(np.arange(self.config.clients))]
 
     def participants(self, round_: int) -> Indices:
         c = self.config
