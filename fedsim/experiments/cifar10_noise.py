@@ -17,6 +17,7 @@ CIFAR10 = {
     "delta": "displacement",
     "reduce": "mean",
     "eval_every": 50,
+    "workers": 2,
 }
 QUICK = {"clients": 20, "samples_per_client": 60, "batch": 20, "rounds": 10, "eval_every": 10}
 CENTRE = "Noise = a client's update minus the mean of the round's updates."

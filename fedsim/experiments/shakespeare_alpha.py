@@ -16,7 +16,8 @@ SHAKESPEARE = {
     "rounds": 150,
     "delta": "displacement",
     "reduce": "mean",
-    "eval_every": 50,
+    "eval_every": 75,
+    "workers": 2,
 }
 QUICK = {"clients": 24, "samples_per_client": 40, "rounds": 8, "eval_every": 8}
 
