@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 PURPOSES = {"model": 1, "partition": 2, "participants": 3, "batches": 4, "noise": 5}
 
 Words = NDArray[np.uint64]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
-def keys(seed: Any, purpose: str, round_: Any = 0, client: Any = 0) -> Words:
-    """64 bits for every (seed, round, client); the arguments broadcast, the result has at least one dimension."""
-    words = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, dtype=np.uint64)) for v in (seed, round_, client)))
-    key = _mix(words[0] + _GOLDEN * np.full(1, PURPOSES[purpose], dtype=np.uint64))
-    for word in words[1:]:
-        key = _mix(key + _GOLDEN * (word + np.uint64(1)))
-    return key
+def keys(seed: int, purpose: str, round_: int = 0, clients: Any = 0) -> Words:
+    """64 bits for every (seed, purpose, round, client), as an array with one entry per client."""
+    key = _mixed(seed + _GOLDEN * PURPOSES[purpose])
+    key = _mixed(key + _GOLDEN * (round_ + 1))
+    words = np.atleast_1d(np.asarray(clients, dtype=np.uint64)) + np.uint64(1)
+    return _mix(words * np.uint64(_GOLDEN) + np.uint64(key))
+
+
+def fold(key: Words, number: int) -> Words:
+    """Keys for the parts (steps, epochs) of what `key` stands for."""
+    return _mix(key + np.uint64(_GOLDEN * (number + 1) & _MASK))
 
 
 def _mix(z: Words) -> Words:
@@ -32,10 +36,18 @@ def _mix(z: Words) -> Words:
     return z ^ (z >> np.uint64(31))
 
 
+def _mixed(z: int) -> int:
+    """The same for one number: NumPy takes longer for that."""
+    z &= _MASK
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
 def generator(seed: int, purpose: str, round_: int = 0, client: int = 0) -> np.random.Generator:
     """A NumPy generator of its own for one (seed, purpose, round, client)."""
     key = keys(seed, purpose, round_, client)
-    return np.random.Generator(np.random.Philox(key=np.concatenate([key, _mix(key ^ _GOLDEN)])))
+    return np.random.Generator(np.random.Philox(key=np.concatenate([key, fold(key, 0)])))
 
 
 def torch_seed(seed: int, purpose: str) -> int:
@@ -51,7 +63,7 @@ def participants(seed: int, round_: int, clients: int, count: int) -> NDArray[np
     return np.sort(chosen).astype(np.int64)
 
 
-_FEISTEL_ROUNDS = 6
+_ROUNDS = (np.arange(1, 7, dtype=np.uint64) * np.uint64(_GOLDEN))[:, None]  # of the Feistel network
 
 
 def permuted(key: Words, sizes: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
@@ -77,8 +89,7 @@ def permuted(key: Words, sizes: NDArray[np.int64], first: int, last: int) -> NDA
 
 def _round_keys(key: Words) -> NDArray[np.uint32]:
     """32 bits per Feistel round and row, as (rounds, len(key), 1)."""
-    rounds = np.arange(1, _FEISTEL_ROUNDS + 1, dtype=np.uint64)[:, None]
-    return (_mix(key[None, :] + _GOLDEN * rounds) >> np.uint64(32)).astype(np.uint32)[:, :, None]
+    return (_mix(key[None, :] + _ROUNDS) >> np.uint64(32)).astype(np.uint32)[:, :, None]
 
 
 def _feistel(
@@ -114,8 +125,3 @@ def _shifted(
 def noise_block(clients: int, steps: int, dim: int) -> int:
     """How many rounds of a client's noise are drawn at once: enough to be quick, few enough to fit in memory."""
     return max(1, min(64, math.floor(2**21 / (clients * steps * dim))))
-
-
-def fold(key: Words, number: int) -> Words:
-    """Keys for the parts (steps, epochs) of what `key` stands for."""
-    return _mix(key + _GOLDEN * np.full(1, number + 1, dtype=np.uint64))

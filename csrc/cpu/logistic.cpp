@@ -20,7 +20,8 @@ struct Shape {
 };
 
 struct Client {
-  const float* const* x;  // one row per sample
+  const float* const* x;     // one row per sample
+  const float* const* next;  // rows that will be wanted next, as many: they are fetched into the cache meanwhile
   const int64_t* label;
   const float* scale;  // weight of each sample's loss
   int64_t samples;
@@ -93,7 +94,7 @@ extern "C" __attribute__((visibility("default"))) int fatclip_logistic_gradients
   using namespace fatclip;
   static const Run run = choose();
   if (!run) return 0;
-  std::vector<const float*> x(batch);
+  std::vector<const float*> x(batch), next(batch);
   std::vector<int64_t> label(batch);
   std::vector<float> weights(batch), residual(batch * classes);
   for (int64_t i = 0; i < clients; ++i) {
@@ -101,11 +102,13 @@ extern "C" __attribute__((visibility("default"))) int fatclip_logistic_gradients
     for (int64_t j = i * batch; j < (i + 1) * batch; ++j)
       if (scale[j] != 0) {
         x[samples] = data + index[j] * features;
+        next[samples] = data + index[i + 1 < clients ? j + batch : j] * features;
         label[samples] = labels[index[j]];
         weights[samples++] = scale[j];
       }
     const float* row = params + i * params_stride;
-    run({x.data(), label.data(), weights.data(), samples, row, row + classes * features, out + i * out_stride},
+    run({x.data(), next.data(), label.data(), weights.data(), samples, row, row + classes * features,
+         out + i * out_stride},
         {features, classes}, residual.data());
   }
   return 1;

@@ -8,9 +8,11 @@ import math
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fatclip_ops import FatClipServer, clip_rows_
@@ -21,13 +23,15 @@ from .outcome import PHASES, Clock
 from .sequential import Sequential
 from .stacked import Stacked
 
+Floats = NDArray[np.float64]
+
 
 @dataclass
 class Report:
     """What a chunk tells the server besides its partial sum: small arrays, cheap to send between processes."""
 
-    norms: Any  # float64 per client: of what it sends, before any round clip
-    step_norms: Any  # float64, (steps, clients); nan where a client had no such step
+    norms: Floats  # per client: of what it sends, before any round clip
+    step_norms: Floats  # (steps, clients); nan where a client had no such step
     clipped: int  # steps (PI) or clients (PR) that were clipped
     rejected: list[int]
     errors: list[tuple[int, str]]  # client and traceback
@@ -118,15 +122,11 @@ class Worker:
         total.zero_()
         result = FatClipServer([total], lam=lam, reduce="sum").step(rows)
         total.mul_(-scale)
-        found = result.norms
-        if one_step:
-            step_norms = found[None]
-            norms = found.clamp(max=step_lam) * scale
-        else:
-            norms = found * scale
-        assert step_norms is not None
+        found = result.norms.numpy()
+        norms = (np.minimum(found, step_lam) if one_step else found) * scale
+        steps = found[None] if step_norms is None else step_norms.numpy()
         rejected = [int(clients[i]) for i in result.rejected]
-        clipped = self._clipped(norms, step_norms)
+        clipped = self._clipped(norms, steps)
         if task.keep:
             if one_step:
                 clip_rows_(rows, step_lam)
@@ -134,7 +134,7 @@ class Worker:
                 rows.mul_(scale)
         clock.lap("aggregate")
         phases = tuple(clock.seconds[phase] for phase in PHASES)
-        return Report(norms.numpy(), step_norms.numpy(), clipped, rejected, errors, phases)
+        return Report(norms, steps, clipped, rejected, errors, phases)
 
     def _scale(self, one_step: bool) -> float:
         """What a row is to be multiplied by to be what is sent."""
@@ -142,10 +142,9 @@ class Worker:
             return self.config.eta_l if self.config.delta == "displacement" else 1.0
         return 1.0 if self.config.delta == "displacement" else 1 / self.config.eta_l
 
-    def _clipped(self, norms: Tensor, step_norms: Tensor) -> int:
-        if self.round_lam < math.inf:
-            return int((torch.isfinite(norms) & (norms > self.round_lam)).sum())
-        return int((torch.isfinite(step_norms) & (step_norms > self.step_lam)).sum())
+    def _clipped(self, norms: Floats, step_norms: Floats) -> int:
+        seen, lam = (norms, self.round_lam) if self.round_lam < math.inf else (step_norms, self.step_lam)
+        return int((np.isfinite(seen) & (seen > lam)).sum())
 
 
 def chunk_size(problem: Problem, engine: str) -> int:
