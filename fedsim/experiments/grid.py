@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
 PRESETS = ("quick", "paper")
-# Settings that change how fast a result comes, never what it is (tested for every engine).
-FREE = ("workers", "cohort")
+# Settings in which a run may go on otherwise than it began: how fast a result comes (never what it is, as is tested for
+# every engine), and what a client's error, which a run that can go on has not met or was stopped by, is to lead to.
+FREE = ("workers", "cohort", "on_client_error")
 # Settings in which a run may differ from the paper's without being a smaller one.
-PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "on_client_error", "eval_every")
+PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "eval_every")
 
 
 @dataclass(frozen=True)

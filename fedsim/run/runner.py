@@ -1,5 +1,6 @@
 """A whole experiment: every cell of its grid in one run directory, then its table, figure and report."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options:
-    """How to run, as far as it cannot change a result."""
+    """How to run, as far as it cannot change a result that is there; None leaves it as the experiment has it."""
 
     workers: int | None = None
     data_root: Path | None = None
     checkpoint_every: int | None = None
+    on_client_error: str | None = None
     command: str = ""
+
+    def settings(self) -> list[str]:
+        """Those of a cell's settings that this run gives anew."""
+        free = {"workers": self.workers, "on_client_error": self.on_client_error}
+        return [f"{key}={value}" for key, value in free.items() if value is not None]
 
 
 @dataclass
@@ -36,6 +43,12 @@ class Finished:
     table: "Table"
     figures: list[Path]
     report: Path
+
+    def text(self) -> str:
+        """The title, the table and where the files lie."""
+        paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
+        title = f"{self.experiment.code}  {self.experiment.title}"
+        return "\n".join(["", title, "", self.table.text(), "", *paths])
 
 
 def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
@@ -64,8 +77,7 @@ def run(
 ) -> Finished:
     """Runs what is left of the cells and writes table, figure and report; `cells_.StoppedError` when asked to stop."""
     experiment = find(request.experiment)
-    if options.workers is not None:
-        cells = [replace(cell, config=cell.config.with_settings([f"workers={options.workers}"])) for cell in cells]
+    cells = [replace(cell, config=cell.config.with_settings(options.settings())) for cell in cells]
     directory = RunDirectory(out)
     # Made before the directory is: a data set that is missing must leave nothing behind.
     ready = {} if directory.exists() else {cells[0].name: simulate(cells[0], options)}
@@ -123,8 +135,6 @@ def rebuild(out: Path) -> Finished:
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
     """The command that goes on with a run."""
-    import shlex
-
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
     if options is not None and options.workers is not None:
         words += ["--workers", str(options.workers)]

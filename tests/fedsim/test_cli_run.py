@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(times, tmp_path, monkeypatch, capsys, 
     arguments = ["run", "synthetic-cauchy", "--seeds", "2", "--set", "rounds=6", "--checkpoint-every", "2"]
     assert main([*arguments, "--out", str(tmp_path / "whole"), "--quiet"]) == 0
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("fedsim.cli.make_watchers", lambda *_: [InterruptAt(9, times)])
+    monkeypatch.setattr("fedsim.run.command.Progress", lambda cells: InterruptAt(9, times))
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 130
     assert signal.getsignal(signal.SIGINT) is handler
     captured = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(times, tmp_path, monkeypatch, capsys, 
     # the second cell was in its third round; asked once, the round is saved, asked twice, the checkpoint before counts
     rounds = checkpoint.stored(tmp_path / "run" / "cells" / "algorithm=FAT-Clipping-PR")[0][0]
     assert rounds == (3 if times == 1 else 2)
-    monkeypatch.setattr("fedsim.cli.make_watchers", lambda *_: [])
+    monkeypatch.setattr("fedsim.run.command.Progress", Progress)
     assert main([*words.partition("fedsim ")[2].split(), "--json"]) == 0
     resumed = json.loads(capsys.readouterr().out)["table"]
     assert main(["run", "synthetic-cauchy", "--out", str(tmp_path / "whole"), "--resume", "--json"]) == 0

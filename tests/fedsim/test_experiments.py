@@ -225,13 +225,15 @@ def test_a_failing_client_is_told_with_its_traceback(tmp_path, monkeypatch, caps
         raise ClientError("client 3: Traceback (most recent call last): ...\nZeroDivisionError: division by zero")
 
     monkeypatch.setattr(Simulation, "step", step)
-    assert main(["run", "synthetic-cauchy", "--out", str(tmp_path / "run"), "--seeds", "1", "--quiet"]) == 1
+    assert main(["run", "synthetic-cauchy", "--out", str(tmp_path / "run"), *TINY["synthetic-cauchy"], "--quiet"]) == 1
     error = capsys.readouterr().err
     assert "client 3: Traceback" in error
     assert "ZeroDivisionError" in error
-    assert error.splitlines()[-1].startswith(
-        "fedsim: a client failed; --on-client-error reject leaves such clients out"
-    )
+    command = f"python -m fedsim run synthetic-cauchy --out {tmp_path / 'run'} --resume --on-client-error reject"
+    assert error.splitlines()[-1] == f"fedsim: a client failed; to go on without such clients: {command}"
+    monkeypatch.undo()
+    monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
+    assert main([*command.split()[3:], "--quiet"]) == 0
 
 
 def test_unknown_names_are_refused():
