@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .rounds import RESULTS, compare, machine
+from .rounds import RESULTS, machine
+from .rounds_compare import compare
 from .rounds_sides import HERE, Side
 from .workloads import WORKLOADS, Workload, export
 

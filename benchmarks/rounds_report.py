@@ -13,6 +13,7 @@ TITLES = {
     "flwr": "Flower 1.41.0",
 }
 SHORT = {"fatclip-pi": "PI", "fedavg": "FedAvg"}
+LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 COLOURS = {"loop": "#4c72b0", "pfl": "#55a868", "fedjax": "#c44e52", "flwr": "#8172b3"}
 
 
@@ -111,7 +112,7 @@ def chart(result: dict[str, Any], path: Path) -> None:
         at = [i + (k - (len(sides) - 1) / 2) * width for i in range(len(groups))]
         heights = [numbers.get(side, {}).get("ratio") or 0.0 for _, numbers, _ in groups]
         bars = axes.bar(at, heights, width, label=TITLES[side], color=COLOURS[side], zorder=2)
-        axes.bar_label(bars, [f"{h:.3g}" if h else "" for h in heights], fontsize=7, padding=1)
+        axes.bar_label(bars, [f"{h:.3g}" if h else "" for h in heights], fontsize=7, padding=1, zorder=4, bbox=LABEL)
         goals = [(x, targets[side]) for x, (_, _, targets) in zip(at, groups, strict=True) if side in targets]
         for x, goal in goals:
             axes.plot([x - width / 2, x + width / 2], [goal, goal], color="black", lw=1.2, zorder=3)

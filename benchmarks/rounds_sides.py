@@ -78,7 +78,8 @@ class Side:
         """Asks the process to end; what is left of it and of its children after `patience` seconds is killed."""
         if not hasattr(self, "_process"):
             return
-        family = [(pid, _born(pid)) for pid in (self._process.pid, *descendants(self._process.pid))]
+        pids = [] if self._process.poll() is not None else [self._process.pid, *descendants(self._process.pid)]
+        family = [(pid, _born(pid)) for pid in pids]
         with contextlib.suppress(SideError):
             self._send({"do": "stop"})
         with contextlib.suppress(subprocess.TimeoutExpired):

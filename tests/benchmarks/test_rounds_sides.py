@@ -4,7 +4,7 @@ import pytest
 from round_cases import START, side
 
 from benchmarks.peers.protocol import descendants, peak_memory
-from benchmarks.rounds import compare
+from benchmarks.rounds_compare import compare
 from benchmarks.rounds_sides import Side, SideError, begin
 
 WRONG = {
