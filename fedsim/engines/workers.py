@@ -42,6 +42,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Keeps this thread on one core: woken by a pipe, two processes are often put on the same one."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cores_for(workers: int) -> list[int] | list[None]:
+    """A core for every process, where they need all there are; otherwise the system finds free ones better."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return cores if len(cores) == workers else [None] * workers
+
+
 def shared(*shape: int, dtype: torch.dtype) -> Tensor:
     """Zeros in memory that forked processes share; anonymous, so the size of /dev/shm does not matter."""
     count = max(1, torch.Size(shape).numel())
@@ -70,6 +90,7 @@ class Pool:
         self._others = workers - 1
         self._tokens = (-1, -1)
         self._rows: Tensor | None = None
+        self._cores: list[int] | list[None] = [None]
         self._crew: list[tuple[Any, Connection]] = []
 
     def train(self, task: Task, cohort: list[Indices]) -> list[Report]:
@@ -77,7 +98,9 @@ class Pool:
             if self._others == 0 or len(cohort) == 1:
                 return [self._run(task, slot, clients) for slot, clients in enumerate(cohort)]
             try:
-                return self._share(task, cohort)
+                self._start()
+                with on_core(self._cores[0]):
+                    return self._share(task, cohort)
             except BaseException:
                 self.close()  # answers may be under way that nobody will read
                 raise
@@ -94,7 +117,6 @@ class Pool:
         return self.worker.run(task, clients, slots.x_t, rows, slots.totals[slot])
 
     def _share(self, task: Task, cohort: list[Indices]) -> list[Report]:
-        self._start()
         for slot in range(len(cohort)):
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
@@ -107,7 +129,7 @@ class Pool:
             if isinstance(answer, str):
                 deaths.append(answer)
                 pipe.close()
-                self._crew[i] = self._fork()
+                self._crew[i] = self._fork(i + 1)
             else:
                 done.update(answer)
         lost = [slot for slot in range(len(cohort)) if slot not in done]
@@ -140,19 +162,20 @@ class Pool:
             return
         self._tokens = os.pipe()
         os.set_blocking(self._tokens[0], False)
-        for _ in range(self._others):
-            self._crew.append(self._fork())
+        self._cores = cores_for(self._others + 1)
+        for i in range(self._others):
+            self._crew.append(self._fork(i + 1))
 
-    def _fork(self) -> tuple[Any, Connection]:
+    def _fork(self, number: int) -> tuple[Any, Connection]:
         context = multiprocessing.get_context("fork")
         here, there = context.Pipe()
         mine = [pipe for _, pipe in self._crew if not pipe.closed] + [here]
-        process = context.Process(target=self._serve, args=(there, mine), daemon=True)
+        process = context.Process(target=self._serve, args=(there, mine, self._cores[number]), daemon=True)
         process.start()
         there.close()
         return process, here
 
-    def _serve(self, pipe: Connection, inherited: list[Connection]) -> None:
+    def _serve(self, pipe: Connection, inherited: list[Connection], core: int | None) -> None:
         """The life of a worker: ends when its parent does, because then the pipe ends."""
         for other in inherited:
             other.close()
@@ -160,7 +183,7 @@ class Pool:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
         torch.set_num_threads(1)
         self._rows = None
-        with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        with on_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
             while True:
                 pipe.send(self._answer(*pipe.recv()))
 

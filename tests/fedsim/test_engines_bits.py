@@ -1,5 +1,7 @@
 """The same bits for every cohort size and every number of workers."""
 
+import os
+
 import pytest
 import torch
 from sim_cases import MODELS, dataset, simulation, trained
@@ -50,13 +52,15 @@ def test_workers_and_models(problem):
     assert torch.equal(a, b)
 
 
-def test_threads_are_given_back():
-    before = torch.get_num_threads()
+def test_threads_and_cores_are_given_back():
+    before, cores = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(2)
     try:
-        with simulation(local_steps=2, workers=2) as s:
-            s.step()
-        assert torch.get_num_threads() == 2
+        for workers in (1, 2, len(cores)):
+            with simulation(model=Small(12, 4), local_steps=2, workers=workers) as s:
+                s.step()
+            assert torch.get_num_threads() == 2
+            assert os.sched_getaffinity(0) == cores
     finally:
         torch.set_num_threads(before)
 
