@@ -35,7 +35,7 @@ class Report:
     clipped: int  # steps (PI) or clients (PR) that were clipped
     rejected: list[int]
     errors: list[tuple[int, str]]  # client and traceback
-    phases: tuple[float, ...]
+    phases: tuple[float, ...] = (0.0,) * len(PHASES)
 
 
 class Task(NamedTuple):
@@ -47,6 +47,15 @@ class Task(NamedTuple):
     round_: int
     keep: bool = False
     full: bool = False
+
+
+class Trained(NamedTuple):
+    """Local work that is done. Rows are displacements; after one stacked step gradients, which saves a pass."""
+
+    rows: Tensor
+    step_norms: Tensor | None  # None: the norms of the rows
+    one_step: bool
+    errors: list[tuple[int, str]]
 
 
 class Worker:
@@ -64,21 +73,25 @@ class Worker:
     def run(self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor) -> Report:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
         clock = Clock()
-        rows = rows[: len(clients)]
-        one_step = self.stacked is not None and bool((self.problem.steps(clients) == 1).all())
-        errors: list[tuple[int, str]] = []
-        if self.stacked is not None:
-            try:
-                batches = self._batches(task, clients)
-                step_norms = self.stacked.train(batches, x_t, rows, one_step, self._step_lam(task), clock)
-            except Exception:  # find out whose fault it is, one client after another
-                one_step = False
-                step_norms, errors = self._one_by_one(task, clients, x_t, rows, clock)
-                if not errors:
-                    raise
-        else:
-            step_norms, errors = self._one_by_one(task, clients, x_t, rows, clock)
-        return self._sum(task, clients, rows, total, step_norms, one_step, errors, clock)
+        trained = self._train(task, clients, x_t, rows[: len(clients)], clock)
+        report = self._sum(task, clients, trained, total)
+        clock.lap("aggregate")
+        report.phases = tuple(clock.seconds[phase] for phase in PHASES)
+        return report
+
+    def _train(self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock) -> Trained:
+        if self.stacked is None:
+            return self._one_by_one(task, clients, x_t, rows, clock)
+        one_step = bool((self.problem.steps(clients) == 1).all())
+        try:
+            batches = self._batches(task, clients)
+            norms = self.stacked.train(batches, x_t, rows, one_step, self._step_lam(task), clock)
+            return Trained(rows, norms, one_step, [])
+        except Exception:  # find out whose fault it is, one client after another
+            trained = self._one_by_one(task, clients, x_t, rows, clock)
+            if not trained.errors:
+                raise
+            return trained
 
     def _batches(self, task: Task, clients: Indices) -> Iterator[Batch]:
         if not task.full:
@@ -88,9 +101,7 @@ class Worker:
     def _step_lam(self, task: Task) -> float:
         return math.inf if task.full else self.step_lam
 
-    def _one_by_one(
-        self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock
-    ) -> tuple[Tensor, list[tuple[int, str]]]:
+    def _one_by_one(self, task: Task, clients: Indices, x_t: Tensor, rows: Tensor, clock: Clock) -> Trained:
         errors = []
         longest = int(self.problem.steps(clients).max())
         step_norms = torch.full((longest, len(clients)), math.nan, dtype=torch.float64)
@@ -101,20 +112,11 @@ class Worker:
             except Exception:
                 errors.append((int(clients[i]), f"its local work raised\n{traceback.format_exc()}"))
                 rows[i] = math.nan
-        return step_norms, errors
+        return Trained(rows, step_norms, False, errors)
 
-    def _sum(
-        self,
-        task: Task,
-        clients: Indices,
-        rows: Tensor,
-        total: Tensor,
-        step_norms: Tensor | None,
-        one_step: bool,
-        errors: list[tuple[int, str]],
-        clock: Clock,
-    ) -> Report:
-        """Clips and sums. Rows are displacements, or after one stacked step the gradients: that saves a pass."""
+    def _sum(self, task: Task, clients: Indices, trained: Trained, total: Tensor) -> Report:
+        """Clips and sums the rows into total; they become what was sent where that is wanted."""
+        rows, step_norms, one_step, errors = trained
         scale, step_lam = self._scale(one_step), self._step_lam(task)
         lam = math.inf if task.full else self.round_lam / scale
         if one_step:
@@ -122,19 +124,16 @@ class Worker:
         total.zero_()
         result = FatClipServer([total], lam=lam, reduce="sum").step(rows)
         total.mul_(-scale)
-        found = result.norms.numpy()
+        found, rejected = result.norms.numpy(), result.rejected
+        found[rejected] = math.nan
         norms = (np.minimum(found, step_lam) if one_step else found) * scale
         steps = found[None] if step_norms is None else step_norms.numpy()
-        rejected = [int(clients[i]) for i in result.rejected]
-        clipped = self._clipped(norms, steps)
         if task.keep:
             if one_step:
                 clip_rows_(rows, step_lam)
             if scale != 1:
                 rows.mul_(scale)
-        clock.lap("aggregate")
-        phases = tuple(clock.seconds[phase] for phase in PHASES)
-        return Report(norms, steps, clipped, rejected, errors, phases)
+        return Report(norms, steps, self._clipped(norms, steps), [int(clients[i]) for i in rejected], errors)
 
     def _scale(self, one_step: bool) -> float:
         """What a row is to be multiplied by to be what is sent."""

@@ -59,7 +59,7 @@ class CohortRounds:
                 rows = rows if accepted.all() else rows[torch.from_numpy(accepted)]
                 observer.update(round_, clients[accepted].tolist(), rows)
 
-        total, reports = self._sum(Task(round_, keep=observer is not None), chosen, show if observer else None)
+        total, reports = self._sum(Task(round_, keep=observer is not None), chosen, None if observer is None else show)
         if observer is not None:
             observer.end_round(round_, self.full() if getattr(observer, "wants_full", False) else None)
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):

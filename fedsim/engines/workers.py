@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..problem import Indices
 from .chunks import Report, Task, Worker
-from .outcome import PHASES
 
 _TOKEN = struct.Struct("i")
 
@@ -155,7 +154,7 @@ class Pool:
         self.slots.rows[slot].fill_(math.nan)
         text = f"{reason} while it trained clients {names[0]} to {names[-1]}"
         nan = np.full(len(names), math.nan)
-        return Report(nan, nan[None], 0, names, [(names[0], text)], (0.0,) * len(PHASES))
+        return Report(nan, nan[None], 0, names, [(names[0], text)])
 
     def _start(self) -> None:
         if self._crew:
