@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .rounds import RESULTS, machine
+from .rounds import machine
 from .rounds_compare import compare
 from .rounds_sides import HERE, Side
 from .workloads import WORKLOADS, Workload, export
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--only", default="", help="rows whose text contains this")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="folder for engines.json")
     args = parser.parse_args(argv)
     head = f"{'':8s} {'ms per round':70s} {'sequential':>14s} {'stacked':>14s} {'ratio':>8s}  auto takes"
     print(head, "-" * len(head), sep="\n", flush=True)
@@ -92,8 +92,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.only in f"{case.name} {case.title}":
             result["cases"][case.name] = measure(case, args)
             print(row(case.name, result["cases"][case.name]), flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "engines.json").write_text(json.dumps(result, indent=1) + "\n")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "engines.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

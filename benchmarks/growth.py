@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .rounds import RESULTS, machine
+from .rounds import machine
 from .rounds_sides import HERE, Side, Times, begin, one_block
 from .workloads import WORKLOADS, export
 
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=9, help="blocks per point (default 9)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--smoke", action="store_true", help="two points of each curve, two rounds")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="folder for growth.json and growth.png")
     args = parser.parse_args(argv)
     result = {}
     with tempfile.TemporaryDirectory(prefix="growth-") as temporary:
@@ -117,10 +117,11 @@ def main(argv: list[str] | None = None) -> int:
         for curve in CURVES:
             result[curve] = measure(curve, path, Path(temporary), args)
             print(table(curve, result[curve]), end="\n\n", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    about = {"machine": machine(), "threads": args.threads, "curves": result}
-    (args.out / "growth.json").write_text(json.dumps(about, indent=1) + "\n")
-    figure(result, args.out / "growth.png")
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        about = {"machine": machine(), "threads": args.threads, "curves": result}
+        (args.out / "growth.json").write_text(json.dumps(about, indent=1) + "\n")
+        figure(result, args.out / "growth.png")
     return 0
 
 

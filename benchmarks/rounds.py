@@ -134,7 +134,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer of a side")
     parser.add_argument("--install-timeout", type=float, default=1800.0, help="seconds to make an environment")
     parser.add_argument("--smoke", action="store_true", help="two rounds of everything: does it work?")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of rounds.json, rounds.md and rounds.png")
+    parser.add_argument("--out", type=Path, help="folder for rounds.json, rounds.md and rounds.png")
     parser.add_argument("--readme", type=Path, help="rewrite the table between the markers of this file")
     args = parser.parse_args(argv)
     for key, known in (("peers", PEERS), ("workloads", WORKLOADS), ("algorithms", ALGORITHMS)):
@@ -156,9 +156,10 @@ def main(argv: list[str] | None = None) -> int:
         if name == "W0":
             result["workloads"][name]["experiment_seconds"] = experiment_seconds(2 if args.smoke else 300)
         print(rounds_report.table(name, result["workloads"][name]), end="\n\n", flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
     print(guard.compare(result, RESULTS / "rounds.json"))
-    rounds_report.write(result, args.out)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        rounds_report.write(result, args.out)
     if args.readme:
         rounds_report.rewrite(args.readme, rounds_report.readme_table(result))
     return 0
