@@ -92,7 +92,7 @@ def _entry(alive: dict[str, Times], left_out: dict[str, str], samples: int, flop
             "startup": times.startup,
             "memory": times.memory,
             "difference": times.difference,
-            "blocks": len(times.blocks),
+            "blocks": times.blocks,
             "rounds_per_block": times.rounds,
             **{k: v for k, v in times.side.about.items() if k in ("engine", "reason")},
         }
