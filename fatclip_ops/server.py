@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import checks, native, reference
-from .weights import prepare, times_pow2
+from .weights import prepare
 
 
 class ServerResult:
@@ -128,9 +128,7 @@ class FatClipServer:
         rows, clients, pieces = self._rows(deltas)
         if clients == 0:
             raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
-        w, exponent = prepare(weights, clients, lambda: _finite(rows, clients, pieces))
-        if exponent and self.reduce == "sum":
-            lr = times_pow2(lr, exponent)
+        w, lr = prepare(weights, clients, lambda: _finite(rows, clients, pieces), self.reduce, lr)
         result = self._native(rows, pieces, w, lr, lam, strict) if native.eager() else None
         return self._plain(rows, pieces, w, lr, lam, strict) if result is None else result
 
