@@ -110,7 +110,9 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
-        lr, lam, strict = checks.lr(self.lr), checks.lam(self.lam), self.nonfinite == "raise"
+        lr, lam, strict = self.lr, self.lam, self.nonfinite == "raise"
+        if not (type(lr) is float and 0 <= lr < math.inf and type(lam) is float and lam > 0):
+            lr, lam = checks.lr(lr), checks.lam(lam)
         result = None
         if weights is None and type(deltas) is Tensor and native.eager():
             # the common case: the native code looks at sizes and layouts itself, and refuses what does not fit

@@ -3,6 +3,8 @@
 // Rows are taken in groups: the norms of a group read it from memory, the sum reads it again from cache. Where a group
 // fits in cache, memory traffic is one read of the matrix; of longer rows the sum finds the last columns there, and
 // starts with those. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever made.
+#include <cstring>
+
 #include "rows.h"
 #include "threads.h"
 
@@ -50,14 +52,17 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
 // A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, at most 2^-29 of it away: its
 // product with a 24-bit number is then exact in double, whatever instructions compute it. Products may be taken in
 // float where none of them can overflow, nor vanish unless the element itself is next to nothing.
-RowTerm row_term(const Norm& norm, double lam, double weight, DType dtype, bool may_narrow) {
+RowTerm row_term(const Norm& norm, double lam, double coefficient, double weight, DType dtype, bool may_narrow) {
   if (dtype == kFloat64) return {split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight), 0};
-  const double c = coefficient(norm, lam) * weight;
-  int exponent = 0;
-  const double mantissa = std::frexp(c, &exponent);
+  const double c = coefficient * weight;
+  constexpr uint64_t kHalf = uint64_t(1) << (53 - 29 - 1);
+  uint64_t bits;
+  std::memcpy(&bits, &c, sizeof bits);
+  bits = (bits + kHalf) & ~(2 * kHalf - 1);
+  double rounded;
+  std::memcpy(&rounded, &bits, sizeof rounded);
   const bool narrow = may_narrow && c >= 0x1p-24 && c <= 0x1p40 && norm.value() * c <= 0x1p120;
-  return {{1, std::ldexp(std::nearbyint(std::ldexp(mantissa, 29)), exponent - 29)},
-          narrow ? static_cast<float>(c) : 0.0f};
+  return {{1, rounded}, narrow ? static_cast<float>(c) : 0.0f};
 }
 
 struct Aggregation {
@@ -103,7 +108,7 @@ struct Aggregation {
       mass += weight;
       if (weight == 0) continue;
       w.used.push_back(i);
-      w.terms.push_back(row_term(norm, args.lam, weight, rows.dtype, narrow_targets));
+      w.terms.push_back(row_term(norm, args.lam, args.coefs[i], weight, rows.dtype, narrow_targets));
     }
     // the rest of a run waits for the next group: runs are counted over the rows in use, whatever the groups are
     const int64_t in_use = static_cast<int64_t>(w.used.size());

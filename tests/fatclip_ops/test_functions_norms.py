@@ -232,3 +232,10 @@ def test_results_are_the_callers():
     assert (first.item(), global_norm([t]).item()) == (2.0, 4.0)
     first.add_(1)
     assert global_norm([t]).item() == 4.0
+
+
+def test_an_empty_tensor_takes_no_digits_from_a_tiny_one():
+    tiny = torch.tensor([9.377388291236626e-156], dtype=torch.float64)  # its square is subnormal
+    for tensors in ([tiny], [tiny, torch.empty(0)], [torch.empty(0), tiny]):
+        same(global_norm(tensors), tiny.item())
+        assert reference.global_norm(tensors).value.item() == tiny.item()

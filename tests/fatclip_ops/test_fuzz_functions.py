@@ -108,8 +108,8 @@ def test_clip_rows(case, lam, share):
     seen = clip_rows_(m, lam)
     assert case.rest_untouched()
     assert same_bits(seen, row_norms(before))
-    # the factor, the products and the norm
-    limit = 3 + (norm_bound(m.shape[1]) if m.dtype == torch.float64 else 1.5)
+    # the factor and the products; in float64 the norm's own error comes on top
+    limit = 3 + (norm_bound(m.shape[1]) if m.dtype == torch.float64 else 0)
     for i in range(m.shape[0]):
         if not np.isfinite(norms[i]) or seen[i] <= lam:
             assert same_bits(m[i], before[i])
@@ -141,7 +141,7 @@ def test_batched_clipped_sgd(data, shape, dtype, lam, share):
             continue
         # x and the step may cancel, so errors count in units of the larger of them
         size = np.maximum(np.abs(wide(before[i])), np.maximum(lr, 1) * np.abs(clipped[i]))
-        within(x[i], plain[i], want[i], 4 + (norm_bound(shape[1]) if dtype == torch.float64 else 1.5), size)
+        within(x[i], plain[i], want[i], 4 + (norm_bound(shape[1]) if dtype == torch.float64 else 0), size)
 
 
 @st.composite
