@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import checks, native, reference
 from .config import NATIVE
-from .weights import prepare, times_pow2
+from .weights import prepare
 
 _LIBRARY = torch.library.Library("fatclip", "DEF")
 _OPS = torch.ops.fatclip
@@ -229,9 +229,12 @@ def clip_and_aggregate(
     if torch.compiler.is_compiling():
         w = None if weights is None else _as_tensor(weights, rows[0])
         return _aggregate_matrix(rows if isinstance(rows, Tensor) else torch.stack(rows), lam, w, reduce)
-    w, exponent = prepare(weights, len(rows), lambda: [bool(torch.isfinite(r).all()) for r in rows])
-    out = _aggregate_rows(rows, lam, w, reduce)
-    return out * times_pow2(1.0, exponent) if exponent and reduce == "sum" else out
+    w, factor = prepare(weights, len(rows), lambda: [bool(torch.isfinite(r).all()) for r in rows], reduce)
+    if factor == 1:
+        return _aggregate_rows(rows, lam, w, reduce)
+    dtype = rows[0].dtype
+    wide = rows.to(torch.float64) if isinstance(rows, Tensor) else [r.to(torch.float64) for r in rows]
+    return (_aggregate_rows(wide, lam, w, reduce) * factor).to(dtype)
 
 
 def _aggregate_rows(rows: Tensor | list[Tensor], lam: Any, weights: Tensor | None, reduce: str) -> Tensor:

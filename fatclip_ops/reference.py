@@ -53,7 +53,7 @@ def row_norms(matrix: Tensor) -> Norm:
     x = matrix.to(torch.float64)
     if x.shape[1] == 0:
         zero = x.new_zeros(x.shape[0])
-        return Norm(zero, zero)
+        return Norm(zero, zero + _BELOW_ALL)
     peak = x.detach().abs().amax(1)
     _, exponent = torch.frexp(torch.where(torch.isfinite(peak), peak, 1.0))
     exponent = torch.where(peak == 0, _BELOW_ALL, exponent.to(torch.float64))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import checks, native, reference
-from .weights import prepare, times_pow2
+from .weights import prepare
 
 
 class ServerResult:
@@ -110,7 +110,9 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
-        lr, lam, strict = checks.lr(self.lr), checks.lam(self.lam), self.nonfinite == "raise"
+        lr, lam, strict = self.lr, self.lam, self.nonfinite == "raise"
+        if not (type(lr) is float and 0 <= lr < math.inf and type(lam) is float and lam > 0):
+            lr, lam = checks.lr(lr), checks.lam(lam)
         result = None
         if weights is None and type(deltas) is Tensor and native.eager():
             # the common case: the native code looks at sizes and layouts itself, and refuses what does not fit
@@ -128,9 +130,7 @@ class FatClipServer:
         rows, clients, pieces = self._rows(deltas)
         if clients == 0:
             raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
-        w, exponent = prepare(weights, clients, lambda: _finite(rows, clients, pieces))
-        if exponent and self.reduce == "sum":
-            lr = times_pow2(lr, exponent)
+        w, lr = prepare(weights, clients, lambda: _finite(rows, clients, pieces), self.reduce, lr)
         result = self._native(rows, pieces, w, lr, lam, strict) if native.eager() else None
         return self._plain(rows, pieces, w, lr, lam, strict) if result is None else result
 

@@ -10,28 +10,31 @@ from torch import Tensor
 from . import checks
 
 _SAFE = 2.0**100  # sums of weights between this and its inverse lose nothing
+_ROOM = 40
 
 
-def prepare(value: Any, clients: int, finite: Callable[[], list[bool]]) -> tuple[Tensor | None, int]:
-    """Weights w and an exponent e such that w * 2**e are the caller's; e = 0 for all ordinary weights.
+def prepare(
+    value: Any, clients: int, finite: Callable[[], list[bool]], reduce: str, scale: float = 1.0
+) -> tuple[Tensor | None, float]:
+    """Weights w and a factor f such that sums with w, times f, are the caller's times `scale`.
+
+    f is `scale` for all ordinary weights, and for a mean, where only ratios count. It belongs to the sum while that is
+    still in float64: rows near the end of float32 times these weights may be beyond it.
 
     finite: tells which clients sent finite updates. A broken one may claim a weight of 1e308 and would push all others
     out of range, so where weights are extreme those that will be rejected anyway are set to zero.
     """
     w = _checked(value, clients)
     if w is None or (w.max() < _SAFE and w[w > 0].min() > 1 / _SAFE):
-        return w, 0
+        return w, scale
     kept = [x if ok else 0.0 for x, ok in zip(w.tolist(), finite(), strict=True)]
     exponent = math.frexp(max(kept))[1]
-    return torch.tensor([math.ldexp(x, -exponent) for x in kept], dtype=torch.float64), exponent
-
-
-def times_pow2(x: float, exponent: int) -> float:
-    """x * 2**exponent, infinite where that is too large."""
-    try:
-        return math.ldexp(x, exponent)
-    except OverflowError:
-        return math.inf
+    if reduce == "sum":  # nearer to 1 by 2**-40 or 2**40: rows at the end of float64 need room; and f must be in range
+        exponent -= int(math.copysign(_ROOM, exponent))
+        of_scale = math.frexp(scale)[1]
+        exponent = max(-1000 - of_scale, min(1000 - of_scale, exponent))
+        scale = math.ldexp(scale, exponent)
+    return torch.tensor([math.ldexp(x, -exponent) for x in kept], dtype=torch.float64), scale
 
 
 def _checked(value: Any, clients: int) -> Tensor | None:

@@ -43,6 +43,8 @@ inline double coefficient(const Norm& norm, double lam) {
   if (std::isinf(lam)) return 1;
   if (!norm.finite()) return 0;
   if (!clips(norm, lam)) return 1;
+  const double plain = lam / norm.mantissa;  // the same bits, sooner, where nothing needs scaling
+  if (norm.exponent == 0 && plain >= 0x1p-1000) return plain;
   const Scaled c = lam / norm;
   return std::ldexp(c.value, c.exponent);
 }

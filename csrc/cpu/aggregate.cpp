@@ -3,8 +3,10 @@
 // Rows are taken in groups: the norms of a group read it from memory, the sum reads it again from cache. Where a group
 // fits in cache, memory traffic is one read of the matrix; of longer rows the sum finds the last columns there, and
 // starts with those. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever made.
-#include "pool.h"
+#include <cstring>
+
 #include "rows.h"
+#include "threads.h"
 
 namespace fatclip {
 namespace {
@@ -14,16 +16,17 @@ namespace {
 // The sum runs in row order whatever the answer, so it never shows in the bits.
 int64_t group_size(const Rows& rows, int threads) {
   const int64_t bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
-  return std::min(rows.m, std::max<int64_t>(12, l2_bytes() * threads / 2 / bytes));
+  const int64_t wanted = std::max<int64_t>(12, l2_bytes() * threads / 2 / bytes);
+  return std::min(rows.m, wanted / kRowRun * kRowRun);
 }
 
 // What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
 struct Workspace {
   std::vector<Columns::Block> blocks;
-  std::vector<double> partials;    // (group, column blocks)
-  std::vector<double> acc;         // (d), the running sum over groups
-  std::vector<RowFactor> factors;  // of the rows in use
-  std::vector<int64_t> used;       // which rows those are: a rejected or weightless row is not even read
+  std::vector<double> partials;  // (group, column blocks)
+  std::vector<double> acc;       // (d), the running sum over groups
+  std::vector<RowTerm> terms;    // of the rows in use
+  std::vector<int64_t> used;     // which rows those are: a rejected or weightless row is not even read
   static Workspace& of_this_thread() {
     thread_local Workspace w;
     return w;
@@ -47,14 +50,19 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
 }
 
 // A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, at most 2^-29 of it away: its
-// product with a 24-bit number is then exact in double, whatever instructions compute it.
-RowFactor row_weight(const Norm& norm, double lam, double weight, DType dtype) {
-  if (dtype == kFloat64) {
-    return split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight);
-  }
-  int exponent = 0;
-  const double mantissa = std::frexp(coefficient(norm, lam) * weight, &exponent);
-  return {1, std::ldexp(std::nearbyint(std::ldexp(mantissa, 29)), exponent - 29)};
+// product with a 24-bit number is then exact in double, whatever instructions compute it. Products may be taken in
+// float where none of them can overflow, nor vanish unless the element itself is next to nothing.
+RowTerm row_term(const Norm& norm, double lam, double coefficient, double weight, DType dtype, bool may_narrow) {
+  if (dtype == kFloat64) return {split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight), 0};
+  const double c = coefficient * weight;
+  constexpr uint64_t kHalf = uint64_t(1) << (53 - 29 - 1);
+  uint64_t bits;
+  std::memcpy(&bits, &c, sizeof bits);
+  bits = (bits + kHalf) & ~(2 * kHalf - 1);
+  double rounded;
+  std::memcpy(&rounded, &bits, sizeof rounded);
+  const bool narrow = may_narrow && c >= 0x1p-24 && c <= 0x1p40 && norm.value() * c <= 0x1p120;
+  return {{1, rounded}, narrow ? static_cast<float>(c) : 0.0f};
 }
 
 struct Aggregation {
@@ -62,8 +70,10 @@ struct Aggregation {
   const Columns& columns;
   const AggregateArgs& args;
   Workspace& w;
+  bool narrow_targets;  // none holds more digits than float
   AggregateResult result;
   double mass = 0;
+  int64_t ready = 0;  // how many of the rows in use are to be summed now
 
   // Sums of squares of this part's blocks of a group, by columns where there are enough of them, else by rows.
   void read(int64_t first, int64_t count, int part, int parts) {
@@ -83,8 +93,8 @@ struct Aggregation {
 
   // Norms and factors of a group, by one thread.
   void weigh(int64_t first, int64_t count) {
-    w.used.clear();
-    w.factors.clear();
+    w.used.erase(w.used.begin(), w.used.begin() + ready);
+    w.terms.erase(w.terms.begin(), w.terms.begin() + ready);
     for (int64_t i = first; i < first + count; ++i) {
       const Norm norm = row_norm(rows, i, w.partials.data() + (i - first) * columns.count(), columns.count());
       const bool bad = !norm.finite(), clipped = clips(norm, args.lam);
@@ -98,24 +108,35 @@ struct Aggregation {
       mass += weight;
       if (weight == 0) continue;
       w.used.push_back(i);
-      w.factors.push_back(row_weight(norm, args.lam, weight, rows.dtype));
+      w.terms.push_back(row_term(norm, args.lam, args.coefs[i], weight, rows.dtype, narrow_targets));
     }
+    // the rest of a run waits for the next group: runs are counted over the rows in use, whatever the groups are
+    const int64_t in_use = static_cast<int64_t>(w.used.size());
+    ready = first + count == rows.m ? in_use : in_use / kRowRun * kRowRun;
+    for (int64_t run = 0; run < ready; run += kRowRun) agree(run, std::min<int64_t>(run + kRowRun, ready));
     result.applied = mass > 0 && !(args.strict && result.rejected);
+  }
+
+  // A run is summed in float if all of its rows may be.
+  void agree(int64_t begin, int64_t end) {
+    bool narrow = true;
+    for (int64_t i = begin; i < end; ++i) narrow &= w.terms[i].narrow != 0;
+    for (int64_t i = begin; i < end && !narrow; ++i) w.terms[i].narrow = 0;
   }
 
   // acc (+)= this part's columns of the group, each row times its factor; then the target, after the last group.
   void sum(bool is_first, bool is_last, int part, int parts) {
     const Kernels& k = kernels();
     thread_local std::vector<const void*> pieces;
-    pieces.resize(w.used.size());
+    pieces.resize(ready);
     double tile[kBlock];  // a single group needs no running sum
     const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.end; b-- > c.begin;) {  // backwards: these columns were read last
       const Columns::Block& block = columns[b];
-      for (size_t i = 0; i < w.used.size(); ++i) pieces[i] = at(rows, w.used[i], block);
+      for (int64_t i = 0; i < ready; ++i) pieces[i] = at(rows, w.used[i], block);
       double* acc = is_first && is_last ? tile : w.acc.data() + block.column;
-      k.accumulate[rows.dtype](acc, pieces.data(), w.factors.data(), pieces.size(), block.n, is_first);
+      k.accumulate[rows.dtype](acc, pieces.data(), w.terms.data(), ready, block.n, is_first);
       if (!is_last || (args.subtract && !result.applied)) continue;
       each_target(args.targets, block.column, block.column + block.n,
                   [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
@@ -135,7 +156,11 @@ AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threa
   const int64_t group = group_size(rows, used_threads);
   w.partials.resize(std::max<size_t>(w.partials.size(), group * columns.count()));
   if (group < rows.m) w.acc.resize(std::max<size_t>(w.acc.size(), rows.d));
-  Aggregation a{rows, columns, args, w, {}};
+  w.used.clear();
+  w.terms.clear();
+  bool narrow = true;
+  for (const Target& t : args.targets) narrow &= t.dtype != kFloat64;
+  Aggregation a{rows, columns, args, w, narrow, {}};
   Barrier barrier;
   parallel(used_threads, [&](int part, int parts) {
     for (int64_t first = 0; first < rows.m; first += group) {

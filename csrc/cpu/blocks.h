@@ -31,9 +31,12 @@ struct Range {
 };
 inline Range share(int64_t total, int part, int parts) { return {total * part / parts, total * (part + 1) / parts}; }
 
-// One stream for what caches hold, several for what comes from memory: see kernels.h.
-constexpr int kFarStreams = 8;
-inline int streams_for(int64_t bytes) { return bytes > (16 << 20) ? kFarStreams : 1; }
+// One stream for what caches hold, several for what comes from memory: see kernels.h. An update has two or three
+// arrays per stream, so fewer streams are enough: with 8 it is slower than with one.
+constexpr int kFarStreams = 8, kFarUpdates = 4;
+inline bool is_far(int64_t bytes) { return bytes > (16 << 20); }
+inline int streams_for(int64_t bytes) { return is_far(bytes) ? kFarStreams : 1; }
+inline int updates_for(int64_t bytes) { return is_far(bytes) ? kFarUpdates : 1; }
 
 // Bytes of one core's L2 cache.
 int64_t l2_bytes();

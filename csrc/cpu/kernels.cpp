@@ -9,6 +9,12 @@ namespace {
 
 // Sums run over this many lanes whatever the register width, so the order of additions never changes.
 constexpr int kLanes = 32;
+// Numbers that are added in float, pairwise, before they join a sum in double: three roundings each, 2^-24 at most.
+constexpr int kRun = kRowRun;
+constexpr int kColumns = 64;  // summed together, likewise whatever the register width
+// Block sums of squares in float outside this range may have lost something: below, squares that were flushed to zero
+// or rounded as subnormals (2048 of them, 2^-126 each, are 2^-35 of this); above, overflow.
+constexpr double kLeastSquares = 0x1p-80, kMostSquares = 0x1.fffffffffffffp1023;
 
 // Runs body(i) at each full vector of `width` elements, then once for the rest on zero-padded copies.
 // The copies are made and written back by `pad`, which calls body on them.
@@ -21,20 +27,26 @@ inline void sweep(int64_t n, int width, Body body, Pad pad) {
 
 // Sums the lanes by halves: 16 + 16, 8 + 8, ..., as vectors and then within one.
 inline double fold(Doubles* acc) {
-  for (int half = kLanes / kDoubles / 2; half; half /= 2)
+#pragma GCC unroll 8
+  for (int half = kLanes / kDoubles / 2; half; half /= 2) {
+#pragma GCC unroll 8
     for (int v = 0; v < half; ++v) acc[v] += acc[v + half];
+  }
   double lanes[kDoubles];
   memcpy(lanes, acc, sizeof lanes);
-  for (int half = kDoubles / 2; half; half /= 2)
+#pragma GCC unroll 8
+  for (int half = kDoubles / 2; half; half /= 2) {
+#pragma GCC unroll 8
     for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  }
   return lanes[0];
 }
 
-// The sums of one stream. The square of a float has at most 48 bits and is exact in double, so with or without fma the
-// sum has the same bits.
+// The lanes of one stream.
 struct Sums {
   Doubles acc[kLanes / kDoubles];
 
+  // The square of a float has at most 48 bits and is exact in double, so with or without fma the sum has the same bits.
   template <bool kScaled, class S>
   inline void add(const S* p, double scale) {
     for (int v = 0; v < kLanes / kDoubles; ++v) {
@@ -49,16 +61,32 @@ struct Sums {
       acc[v] += d * d;
     }
   }
+  // Squares of kRun elements per lane meet in float before they join the lane: to turn every element into a double
+  // takes longer than to fetch it from L3.
+  template <class S>
+  inline void add_runs(const S* p) {
+    for (int v = 0; v < kLanes / kFloats; ++v) {
+      Floats x[kRun];
+      for (int r = 0; r < kRun; ++r) x[r] = Io<S>::get(p + r * kLanes + v * kFloats);
+      add_halves(acc + 2 * v, (x[0] * x[0] + x[1] * x[1]) + (x[2] * x[2] + x[3] * x[3]));
+    }
+  }
+  inline void add_runs(const double* p) { add<false>(p, 1); }
+  // Fewer than a run: all in double, so that short vectors have exact squares.
   template <bool kScaled, class S>
   inline void add_rest(const S* p, int rest, double scale) {
-    S padded[kLanes] = {};
-    memcpy(padded, p, rest * sizeof(S));
-    add<kScaled>(padded, scale);
+    sweep(
+        rest, kLanes, [&](int64_t i) { add<kScaled>(p + i, scale); },
+        [&](int64_t i, int few) {
+          S padded[kLanes] = {};
+          memcpy(padded, p + i, few * sizeof(S));
+          add<kScaled>(padded, scale);
+        });
   }
 };
 
 template <class S, bool kScaled>
-inline double sumsq_block(const S* x, int64_t n, double scale) {
+inline double sumsq_wide(const S* x, int64_t n, double scale) {
   Sums sums = {};
   sweep(
       n, kLanes, [&](int64_t i) { sums.add<kScaled>(x + i, scale); },
@@ -66,25 +94,39 @@ inline double sumsq_block(const S* x, int64_t n, double scale) {
   return fold(sums.acc);
 }
 
+// The sum of a stream whose squares met in float; taken again where those have left the range.
+template <class S>
+inline double in_range(Sums& sums, const S* x, int64_t n) {
+  const double sum = fold(sums.acc);
+  return sum >= kLeastSquares && sum <= kMostSquares ? sum : sumsq_wide<S, false>(x, n, 1);
+}
+
 template <class S>
 double sumsq(const void* x, int64_t n, double scale) {
   const S* p = static_cast<const S*>(x);
-  return scale == 1 ? sumsq_block<S, false>(p, n, 1) : sumsq_block<S, true>(p, n, scale);
+  if (scale != 1) return sumsq_wide<S, true>(p, n, scale);
+  if (sizeof(S) == 8) return sumsq_wide<S, false>(p, n, 1);
+  Sums sums = {};
+  sweep(
+      n, kRun * kLanes, [&](int64_t i) { sums.add_runs(p + i); },
+      [&](int64_t i, int rest) { sums.template add_rest<false>(p + i, rest, 1); });
+  return in_range(sums, p, n);
 }
 
 template <class S>
 void sumsq_streams(const void* const* x, int count, int64_t n, double* out) {
-  Sums sums[kStreams] = {};
   const S* const* p = reinterpret_cast<const S* const*>(x);
+  Sums sums[kStreams] = {};
+  constexpr int kStep = sizeof(S) == 8 ? kLanes : kRun * kLanes;
   sweep(
-      n, kLanes,
+      n, kStep,
       [&](int64_t i) {
-        for (int s = 0; s < count; ++s) sums[s].add<false>(p[s] + i, 1);
+        for (int s = 0; s < count; ++s) sums[s].add_runs(p[s] + i);
       },
       [&](int64_t i, int rest) {
-        for (int s = 0; s < count; ++s) sums[s].add_rest<false>(p[s] + i, rest, 1);
+        for (int s = 0; s < count; ++s) sums[s].template add_rest<false>(p[s] + i, rest, 1);
       });
-  for (int s = 0; s < count; ++s) out[s] = fold(sums[s].acc);
+  for (int s = 0; s < count; ++s) out[s] = sizeof(S) == 8 ? fold(sums[s].acc) : in_range(sums[s], p[s], n);
 }
 
 template <class S>
@@ -130,7 +172,7 @@ template <class S, bool kDecay, Momentum kMomentum, int kCount>
 inline void sgd_streams(const SgdStream* streams, int streams_count, int64_t n,
                         const SgdArgs<typename Io<S>::V>& common) {
   using V = typename Io<S>::V;
-  constexpr int kWidth = sizeof(S) < 8 ? kFloats : kDoubles, kMost = kCount ? kCount : kStreams;
+  constexpr int kWidth = sizeof(S) < 8 ? kFloats : kDoubles, kMost = kCount ? kCount : kStreams, kLines = 4;
   const int count = kCount ? kCount : streams_count;
   // local copies: a store to a parameter cannot change them, so they stay in registers
   S *x[kMost], *buffer[kMost];
@@ -154,10 +196,10 @@ inline void sgd_streams(const SgdStream* streams, int streams_count, int64_t n,
     Io<S>::set(xs, xv);
   };
   sweep(
-      n, 2 * kWidth,
+      n, kLines * kWidth,
       [&](int64_t i) {
         for (int s = 0; s < count; ++s)
-          for (int64_t j = i; j < i + 2 * kWidth; j += kWidth) body(s, x[s] + j, g[s] + j, buffer[s] + j);
+          for (int64_t j = i; j < i + kLines * kWidth; j += kWidth) body(s, x[s] + j, g[s] + j, buffer[s] + j);
       },
       [&](int64_t i, int rest) {
         for (int s = 0; s < count; ++s)
@@ -196,7 +238,7 @@ void sgd(const SgdStream* streams, int count, int64_t n, Momentum mode, const Sg
   }
 }
 
-// sum + c * x in double. For 16- and 32-bit data c has 29 bits (see row_weight), so the product is exact and fma gives
+// sum + c * x in double. For 16- and 32-bit data c has 29 bits (see row_term), so the product is exact and fma gives
 // the same bits as multiply and add; for float64 c comes in two factors, because it could be subnormal.
 template <class S>
 inline Doubles weigh(Doubles sum, const S* p, const RowFactor& c) {
@@ -209,30 +251,82 @@ inline Doubles weigh(Doubles sum, const S* p, const RowFactor& c) {
 #endif
 }
 
-// Eight vectors of columns stay in registers while all rows pass by.
+// Adds rows to sums of kVectors * kDoubles columns, one by one in double.
+constexpr int kVectors = 8;
 template <class S>
-void accumulate(double* acc, const void* const* rows, const RowFactor* c, int64_t count, int64_t n, bool first) {
-  constexpr int kVectors = 8;
+inline void add_rows(Doubles* sums, const S* const* rows, const RowTerm* c, int count, int64_t i) {
+  for (int r = 0; r < count; ++r)
+    for (int v = 0; v < kVectors; ++v) sums[v] = weigh(sums[v], rows[r] + i + v * kDoubles, c[r].factor);
+}
+
+// The same for a run of kRows rows that meet in float.
+template <int kRows, class S>
+inline void add_run(Doubles* sums, const S* const* rows, const RowTerm* c, int64_t i) {
+  Floats factor[kRows];
+  for (int r = 0; r < kRows; ++r) factor[r] = splat((Floats*)nullptr, c[r].narrow);
+  for (int v = 0; v < kVectors / 2; ++v) {
+    auto term = [&](int r) { return Io<S>::get(rows[r] + i + v * kFloats) * factor[r]; };
+    Floats t = term(0);
+    if (kRows > 1) t += term(1);
+    if (kRows > 2) t += kRows > 3 ? term(2) + term(3) : term(2);
+    add_halves(sums + 2 * v, t);
+  }
+}
+
+template <class S>
+inline void add_runs(Doubles* sums, const S* const* rows, const RowTerm* c, int64_t count, int64_t i) {
+  for (int64_t r = 0; r < count; r += kRun) {
+    const int here = static_cast<int>(count - r < kRun ? count - r : kRun);
+    if (c[r].narrow == 0) {
+      add_rows(sums, rows + r, c + r, here, i);
+    } else if (here == kRun) {
+      add_run<kRun>(sums, rows + r, c + r, i);
+    } else if (here == 3) {
+      add_run<3>(sums, rows + r, c + r, i);
+    } else {
+      here == 2 ? add_run<2>(sums, rows + r, c + r, i) : add_run<1>(sums, rows + r, c + r, i);
+    }
+  }
+}
+inline void add_runs(Doubles* sums, const double* const* rows, const RowTerm* c, int64_t count, int64_t i) {
+  add_rows(sums, rows, c, static_cast<int>(count), i);
+}
+
+// A few vectors of columns stay in registers while all rows pass by. What is left of the columns is summed in double.
+template <class S>
+void accumulate(double* acc, const void* const* rows, const RowTerm* c, int64_t count, int64_t n, bool first) {
+  constexpr int kWidth = kVectors * kDoubles;
   const S* const* p = reinterpret_cast<const S* const*>(rows);
   sweep(
-      n, kVectors * kDoubles,
-      [&](int64_t i) {
-        Doubles s[kVectors];
-        for (int v = 0; v < kVectors; ++v) s[v] = first ? Doubles{} : load<Doubles>(acc + i + v * kDoubles);
-        for (int64_t r = 0; r < count; ++r)
-          for (int v = 0; v < kVectors; ++v) s[v] = weigh(s[v], p[r] + i + v * kDoubles, c[r]);
-        for (int v = 0; v < kVectors; ++v) put(acc + i + v * kDoubles, s[v]);
-      },
-      [&](int64_t i, int rest) {
-        double sums[kVectors * kDoubles] = {};
-        if (!first) memcpy(sums, acc + i, rest * sizeof(double));
-        for (int64_t r = 0; r < count; ++r) {
-          S padded[kVectors * kDoubles] = {};
-          memcpy(padded, p[r] + i, rest * sizeof(S));
-          for (int v = 0; v < kVectors; ++v)
-            put(sums + v * kDoubles, weigh(load<Doubles>(sums + v * kDoubles), padded + v * kDoubles, c[r]));
+      n, kColumns,
+      [&](int64_t begin) {
+        for (int64_t i = begin; i < begin + kColumns; i += kWidth) {
+          Doubles s[kVectors];
+          for (int v = 0; v < kVectors; ++v) s[v] = first ? Doubles{} : load<Doubles>(acc + i + v * kDoubles);
+          add_runs(s, p, c, count, i);
+          for (int v = 0; v < kVectors; ++v) put(acc + i + v * kDoubles, s[v]);
         }
-        memcpy(acc + i, sums, rest * sizeof(double));
+      },
+      [&](int64_t begin, int rest) {
+        sweep(
+            rest, kDoubles,
+            [&](int64_t offset) {
+              const int64_t i = begin + offset;
+              Doubles s = first ? Doubles{} : load<Doubles>(acc + i);
+              for (int64_t r = 0; r < count; ++r) s = weigh(s, p[r] + i, c[r].factor);
+              put(acc + i, s);
+            },
+            [&](int64_t offset, int few) {
+              const int64_t i = begin + offset;
+              Doubles s = {};
+              if (!first) memcpy(&s, acc + i, few * sizeof(double));
+              for (int64_t r = 0; r < count; ++r) {
+                S padded[kDoubles] = {};
+                memcpy(padded, p[r] + i, few * sizeof(S));
+                s = weigh(s, padded, c[r].factor);
+              }
+              memcpy(acc + i, &s, few * sizeof(double));
+            });
       });
 }
 

@@ -13,6 +13,16 @@ namespace fatclip {
 // A client's coefficient: exact product of the two parts; see Factor.
 using RowFactor = Factor<double>;
 
+// A row's part in an aggregate: its factor, and the same as a float, or 0 where products in float are not safe.
+struct RowTerm {
+  RowFactor factor;
+  float narrow;
+};
+
+// 16- and 32-bit rows are added in runs of this many, which start with the first row of a call: in double, or in float
+// and then as one to a sum in double. `narrow` is 0 for all rows of a run or for none.
+constexpr int kRowRun = 4;
+
 constexpr int kStreams = 16;  // blocks walked side by side, at most
 
 struct SgdStream {
@@ -24,7 +34,8 @@ struct SgdStream {
 
 struct Kernels {
   const char* name;
-  // sum of (scale * x)^2 in double, in a fixed order
+  // sum of (scale * x)^2 in a fixed order: in double, but where scale is 1 and the data has 16 or 32 bits, full runs of
+  // squares meet in float first, as long as those are in range (relative error at most 3 * 2^-24)
   double (*sumsq[kDTypes])(const void* x, int64_t n, double scale);
   // out[s] = sumsq(x[s], n, 1) for every stream
   void (*sumsq_streams[kDTypes])(const void* const* x, int count, int64_t n, double* out);
@@ -35,7 +46,7 @@ struct Kernels {
   // the clipped SGD update of n elements of every stream
   void (*sgd[kDTypes])(const SgdStream* streams, int count, int64_t n, Momentum mode, const SgdHyper& h);
   // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`
-  void (*accumulate[kDTypes])(double* acc, const void* const* rows, const RowFactor* c, int64_t count, int64_t n,
+  void (*accumulate[kDTypes])(double* acc, const void* const* rows, const RowTerm* c, int64_t count, int64_t n,
                               bool first);
   // x[j] -= acc[j] / mass * scale
   void (*subtract[kDTypes])(void* x, const double* acc, int64_t n, double mass, double scale);

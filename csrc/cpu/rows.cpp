@@ -1,7 +1,7 @@
 // Operations on every row of a matrix: norms, clip, clipped SGD of stacked clients.
 #include "rows.h"
 
-#include "pool.h"
+#include "threads.h"
 
 namespace fatclip {
 
@@ -26,7 +26,7 @@ Norm row_norm(const Rows& rows, int64_t row, const double* partials, int64_t cou
 namespace {
 
 // Norms of all rows into `norms`, and apply(row, norm, columns, block range) by the thread that has just read those
-// blocks; done(streams) ends each batch of rows. Rows that fit in a core's cache go whole to one thread, several at a
+// blocks; done() ends each batch of rows. Rows that fit in a core's cache go whole to one thread, several at a
 // time; longer ones are shared by all threads.
 template <class Apply, class Done>
 void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done done) {
@@ -57,7 +57,7 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
         if (whole || part == 0) norms[i + k] = norm.value();
         apply(i + k, norm, columns, c);
       }
-      done(streams);
+      done();
     }
   });
 }
@@ -77,7 +77,7 @@ RowFactor row_factor(const Norm& norm, double lam, DType dtype) {
 }  // namespace
 
 void row_norms(const Rows& rows, double* norms, int threads) {
-  each_row(rows, threads, norms, [](int64_t, const Norm&, const Columns&, Range) {}, [](int) {});
+  each_row(rows, threads, norms, [](int64_t, const Norm&, const Columns&, Range) {}, [] {});
 }
 
 void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
@@ -90,7 +90,7 @@ void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
         for (int64_t b = c.end; b-- > c.begin;)
           k.scale[rows.dtype](const_cast<void*>(at(rows, i, columns[b])), columns[b].n, f);
       },
-      [](int) {});
+      [] {});
 }
 
 void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* norms, int threads) {
@@ -108,8 +108,8 @@ void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* no
                                    kNone,
                                    &hyper});
       },
-      [](int streams) {
-        update(own_updates(), streams);
+      [&] {
+        update(own_updates(), updates_for(2 * g.m * g.d * kSize[g.dtype]));
         own_updates().clear();
       });
 }

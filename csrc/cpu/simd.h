@@ -119,6 +119,23 @@ inline Doubles widen(FloatsD f) { return __builtin_convertvector(f, Doubles); }
 inline FloatsD narrow(Doubles d) { return __builtin_convertvector(d, FloatsD); }
 #endif
 
+// ---- the halves of a vector of floats, each as many as Doubles has
+#if defined(__AVX512F__)
+inline FloatsD low(Floats f) { return (FloatsD)_mm512_castps512_ps256((__m512)f); }
+inline FloatsD high(Floats f) { return (FloatsD)_mm512_extractf32x8_ps((__m512)f, 1); }
+#elif defined(__AVX2__)
+inline FloatsD low(Floats f) { return (FloatsD)_mm256_castps256_ps128((__m256)f); }
+inline FloatsD high(Floats f) { return (FloatsD)_mm256_extractf128_ps((__m256)f, 1); }
+#else
+inline FloatsD low(Floats f) { return load<FloatsD>(&f); }
+inline FloatsD high(Floats f) { return load<FloatsD>(reinterpret_cast<const float*>(&f) + kDoubles); }
+#endif
+// sums[0] and sums[1] plus the two halves of f
+inline void add_halves(Doubles* sums, Floats f) {
+  sums[0] += widen(low(f));
+  sums[1] += widen(high(f));
+}
+
 // ---- 16-bit formats; conversion to float is exact, to 16 bits rounds to nearest even
 template <class W, class F, class H>
 inline F widen_bf16(H h) {

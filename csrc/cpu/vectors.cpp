@@ -1,7 +1,7 @@
 // One vector spread over many tensors: its norm, and the clipped SGD update of all of them.
 #include "algorithms.h"
 #include "blocks.h"
-#include "pool.h"
+#include "threads.h"
 
 namespace fatclip {
 namespace {
@@ -67,7 +67,7 @@ void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& gro
                        slot.momentum,
                        &groups[slot.group]});
     });
-    update(items, streams_for(2 * all.bytes));
+    update(items, updates_for(2 * all.bytes));
   });
 }
 

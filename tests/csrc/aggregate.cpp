@@ -17,10 +17,15 @@ Aggregated run(const Rows& rows, double lam, const double* weights, bool mean, E
 struct Expected {
   std::vector<Wide> norms, coefs, sum, size;  // size: the sum of the magnitudes
   Wide mass = 0;
-  bool narrow;
+  bool narrow, in_float;  // whether rows have 16 or 32 bits, and may be summed in float
 
-  Expected(const Matrix& a, double lam, const std::vector<double>& weights, bool mean)
-      : norms(a.norms()), coefs(a.shape.m), sum(a.shape.d), size(a.shape.d), narrow(a.dtype() != kFloat64) {
+  Expected(const Matrix& a, double lam, const std::vector<double>& weights, bool mean, DType target)
+      : norms(a.norms()),
+        coefs(a.shape.m),
+        sum(a.shape.d),
+        size(a.shape.d),
+        narrow(a.dtype() != kFloat64),
+        in_float(narrow && target != kFloat64) {
     for (int64_t r = 0; r < a.shape.m; ++r) {
       coefs[r] = coefficient(norms[r], lam);
       mass += weights[r];
@@ -38,23 +43,27 @@ struct Expected {
       const Wide from = subtract ? before[j] : 0, term = scale * sum[first + j] / mass,
                  want = subtract ? from - term : term;
       if (size[first + j] > largest(kFloat64) || std::fabs(want) > largest(x.dtype) * (1 - 0x1p-6L)) continue;
-      // products, additions and the norm in double, then one store; factors of 16- and 32-bit rows have 29 bits
-      const Wide terms = static_cast<Wide>(coefs.size() + sum.size() / 64 + 16) * 0x1p-53L + (narrow ? 0x1p-29L : 0);
-      const Wide bound = terms * (size[first + j] * scale / mass + std::fabs(from));
+      // products and additions in double, the norm, then one store; factors of 16- and 32-bit rows have 29 bits
+      Wide terms = static_cast<Wide>(coefs.size() + 16) * 0x1p-53L + (narrow ? 0x1p-29L : 0);
+      terms += square_error(narrow, static_cast<int64_t>(sum.size())) / 2;
+      // in float: factor, product and two additions are rounded, products perhaps as subnormal numbers
+      if (in_float) terms += 4.01L * 0x1p-24L;
+      const Wide tiny = in_float ? static_cast<Wide>(coefs.size()) * ulp(kFloat32, 0) * scale / mass : 0;
+      const Wide bound = terms * (size[first + j] * scale / mass + std::fabs(from)) + tiny;
       ok &= std::fabs(x[j] - want) <= bound + 0.51L * ulp(x.dtype, want) + 4 * ulp(kFloat64, 0);
     }
     return ok;
   }
 };
 
-void check_one(Matrix& a, double lam, bool weighted, bool mean, bool subtract, const Where& where) {
+void check_one(Matrix& a, double lam, bool weighted, bool mean, bool subtract, DType target, const Where& where) {
   const Shape s = a.shape;
   Random random(5);
   std::vector<double> weights(s.m, 1);
   for (int64_t r = 1; r < s.m && weighted; ++r) weights[r] = static_cast<double>(random.below(4));
   const double scale = subtract ? 0.3 : 1;
-  const Exact head(a.dtype(), whole(random, s.d / 2, 8), 1), tail(kFloat64, whole(random, s.d - s.d / 2, 8), 2);
-  const Expected want(a, lam, weights, mean);
+  const Exact head(a.dtype(), whole(random, s.d / 2, 8), 1), tail(target, whole(random, s.d - s.d / 2, 8), 2);
+  const Expected want(a, lam, weights, mean, target);
   // rows in pieces have other blocks and so other roundings, the same for all thread counts
   for (const bool cut : {false, true}) {
     Exact x(head), y(tail);
@@ -65,8 +74,9 @@ void check_one(Matrix& a, double lam, bool weighted, bool mean, bool subtract, c
     int64_t clipped = 0;
     for (int64_t r = 0; r < s.m; ++r) {
       clipped += once.coefs[r] < 1;
-      ok &= norm_ok(once.norms[r], want.norms[r], s.d);
-      ok &= std::fabs(once.coefs[r] - want.coefs[r]) <= want.coefs[r] * 0x1p-40L + ulp(kFloat64, 0);
+      ok &= norm_ok(a.dtype(), once.norms[r], want.norms[r], s.d);
+      const Wide relative = square_error(a.dtype() != kFloat64, s.d) / 2 + 0x1p-40L;
+      ok &= std::fabs(once.coefs[r] - want.coefs[r]) <= want.coefs[r] * relative + ulp(kFloat64, 0);
     }
     check(ok && clipped == once.result.clipped, where);
     check(want.matches(x, head, 0, subtract, scale) && want.matches(y, tail, head.n, subtract, scale), where);
@@ -91,7 +101,7 @@ void check_broken_rows(DType t, int threads) {
   const Where where{"broken rows", "", t, d, threads};
   std::vector<double> weights(m, 1), without = weights, norms(m);
   for (int64_t r : broken) without[r] = 0;
-  Exact zero(t, 0), want(kFloat64, d), got(kFloat64, d);
+  Exact zero(t, 0), want(t, d), got(t, d);
   run(good.rows(), 3, without.data(), true, zero, want, false, 1, threads);
   const Aggregated seen = run(bad.rows(), 3, nullptr, true, zero, got, false, 1, threads);
   check(got.same(want) && seen.rejected == broken && seen.result.applied, where);
@@ -140,7 +150,8 @@ void check_tiny_lam(DType t) {
 void check_aggregate(Matrix& a, double lam, bool large, const Where& where) {
   for (int bits = 0; bits < (large ? 2 : 8); ++bits) {
     const bool weighted = bits & 1, mean = bits & 2 || large, subtract = bits & 4 || (large && bits);
-    check_one(a, weighted ? lam : 0.37 * lam, weighted, mean, subtract, where);
+    for (const DType target : {kFloat64, kFloat32})
+      check_one(a, weighted ? lam : 0.37 * lam, weighted, mean, subtract, target, where);
   }
 }
 

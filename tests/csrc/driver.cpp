@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "../../csrc/cpu/pool.h"
+#include "../../csrc/cpu/threads.h"
 
 namespace driver {
 namespace {
@@ -112,7 +112,7 @@ const Part kParts[] = {{"conversions", check_conversions},
                        {"kernels", check_kernels},
                        {"norms", check_norms},
                        {"rows", check_rows},
-                       {"pool", check_pool},
+                       {"threads", check_threads},
                        {"fork", check_fork},
                        {"far", check_far_rows},
                        {"long", check_long_vector},

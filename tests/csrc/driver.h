@@ -151,6 +151,12 @@ std::vector<double> awkward(Random& random, DType t, int64_t n);
 
 Wide sum_of_squares(const std::vector<double>& v);
 
+// The relative error of a sum of n squares: one rounding per product and per addition, n / 32 along a lane of a block,
+// some across lanes and blocks; and three roundings to float where full runs of 128 short numbers meet.
+inline Wide square_error(bool narrow, int64_t n) {
+  return (static_cast<Wide>(n) / 32 + 100) * 0x1p-53L + (narrow && n >= 128 ? 3.01L * 0x1p-24L : 0);
+}
+
 // The tables this machine can run.
 const std::vector<const Kernels*>& usable_tables();
 
@@ -169,7 +175,7 @@ void check_conversions();
 void check_kernels();
 void check_norms();
 void check_rows();
-void check_pool();
+void check_threads();
 void check_fork();
 void check_far_rows();
 void check_long_vector();

@@ -71,8 +71,8 @@ inline bool same(const std::vector<double>& a, const std::vector<double>& b) {
   return Exact(kFloat64, a).same(Exact(kFloat64, b));
 }
 
-inline bool norm_ok(double got, Wide want, int64_t d) {
-  const Wide bound = want * ((static_cast<Wide>(d) / 32 + 12) * 0x1p-54L + 0x1p-53L) + ulp(kFloat64, 0);
+inline bool norm_ok(DType t, double got, Wide want, int64_t d) {
+  const Wide bound = want * (square_error(t != kFloat64, d) / 2 + 0x1p-53L) + ulp(kFloat64, 0);
   return want > largest(kFloat64) ? got >= largest(kFloat64) * (1 - 0x1p-40L) : std::fabs(got - want) <= bound;
 }
 

@@ -77,8 +77,10 @@ Wide value(const Norm& norm) { return std::ldexp(Wide(norm.mantissa), norm.expon
 Norm check_norm(const Model& model, const Where& where, bool exact) {
   const Norm norm = fatclip::global_norm(model.slots, 1);
   const Wide want = model.norm();
-  // half the relative error of the sum (see the bound of sumsq), and the root's own rounding
-  const Wide gamma = (static_cast<Wide>(model.elements()) / 32 + 100) * 0x1p-54L + 0x1p-53L;
+  bool narrow = false;
+  for (const Slot& slot : model.slots) narrow |= slot.dtype != kFloat64;
+  // half the relative error of the sum, and the root's own rounding
+  const Wide gamma = square_error(narrow, model.elements()) / 2 + 0x1p-53L;
   check_near(value(norm), want, exact ? want * 0x1p-53L : want * gamma, where);
   check_near(norm.value(), want > largest(kFloat64) ? Wide(INFINITY) : value(norm), ulp(kFloat64, 0), where);
   digest(norm.mantissa);

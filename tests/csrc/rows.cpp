@@ -15,7 +15,7 @@ void check_row_norms(Matrix& a, const Where& where) {
   fatclip::row_norms(a.rows(), first.data(), 1);
   bool ok = true;
   const std::vector<Wide> want = a.norms();
-  for (int64_t r = 0; r < a.shape.m; ++r) ok &= norm_ok(first[r], want[r], a.shape.d);
+  for (int64_t r = 0; r < a.shape.m; ++r) ok &= norm_ok(a.dtype(), first[r], want[r], a.shape.d);
   check(ok, where);
   for (double v : first) digest(v);
   for (int threads = 2; threads <= kThreads; ++threads) {
@@ -49,12 +49,12 @@ void check_rowwise(Matrix& a, double lam, double lr, const Where& where) {
     bool ok = work.gaps_intact();
     for (int64_t r = 0; r < a.shape.m; ++r) {
       const Wide c = coefficient(want_norms[r], lam);
-      ok &= norm_ok(norms[r], want_norms[r], a.shape.d);
+      ok &= norm_ok(a.dtype(), norms[r], want_norms[r], a.shape.d);
       for (int64_t j = 0; j < a.shape.d; ++j) {
         const Wide clipped = c * a.at(r, j), x = start.at(r, j), want = step ? x - lr * clipped : clipped;
         const Wide size =
             step ? std::max({std::fabs(x), std::fabs(clipped), std::fabs(lr * clipped)}) : std::fabs(clipped);
-        const Wide bound = 4 * ulp(narrow, size) + ulp(t, want) / 2;
+        const Wide bound = 6 * ulp(narrow, size) + ulp(t, want) / 2;
         const bool beyond = std::fabs(want) > largest(t) - 4 * ulp(t, largest(t));
         ok &= beyond || (c == 1 && !step ? work.at(r, j) == want : std::fabs(work.at(r, j) - want) <= bound);
       }

@@ -28,7 +28,7 @@ BUILDS = {
 }
 # ThreadSanitizer is spared the leaf kernels (one thread), forks (it does not follow them) and the longest vector (it
 # remembers every byte that is read).
-PARTS = {"plain": [], "address": [], "thread": ["norms", "rows", "pool", "far"]}
+PARTS = {"plain": [], "address": [], "thread": ["norms", "rows", "threads", "far"]}
 # The oracles need no sanitizer: these files are built once. What runs in threads or includes kernel code is not here.
 ORACLES = ("oracle", "leaf", "norms", "rows", "aggregate", "huge")
 PLANTS = {
@@ -80,7 +80,7 @@ class Builds:
             ]
             core = [p.stem for p in sorted((ROOT / "csrc/cpu").glob("*.cpp")) if p.stem != "kernels"]
             jobs += [(name, f"csrc/cpu/{name}.cpp", "") for name in core]
-            jobs += [(f"check_{name}", f"tests/csrc/{name}.cpp", "-Wno-psabi") for name in ("conversions", "pool")]
+            jobs += [(f"check_{name}", f"tests/csrc/{name}.cpp", "-Wno-psabi") for name in ("conversions", "threads")]
             if build == "plain":
                 jobs += [(f"check_{name}", f"tests/csrc/{name}.cpp", "") for name in ORACLES]
             self.objects[build] = [pool.submit(compiled, folder / build, n, s, f"{extra} {f}") for n, s, f in jobs]

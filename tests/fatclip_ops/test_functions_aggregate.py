@@ -207,6 +207,25 @@ def test_a_weight_of_almost_nothing_gives_almost_nothing(dtype):
     assert alone.abs().max().item() <= 1e-305
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_sum_of_huge_rows_with_tiny_weights_is_finite(dtype):
+    # the largest power of two, by an eighth of its inverse, eight times: one
+    top = 127 if dtype != torch.float64 else 1023
+    matrix = torch.tensor([[2.0**top, -(2.0**top), 0.0]] * 8, dtype=torch.float64).to(dtype)
+    weights = torch.full((8,), 2.0 ** (-top - 3), dtype=torch.float64)
+    for rows in (matrix, list(matrix)):
+        got = clip_and_aggregate(rows, math.inf, weights, "sum")
+        assert got.dtype == dtype
+        assert got.tolist() == [1.0, -1.0, 0.0]
+
+
+def test_a_sum_with_huge_weights_keeps_its_zeros():
+    # by 2**1023: 2**-1000 becomes 2**23, nothing stays nothing
+    matrix = torch.tensor([[2.0**-1000, 0.0]], dtype=torch.float64)
+    for rows in (matrix, list(matrix)):
+        assert clip_and_aggregate(rows, 1.0, [2.0**1023], "sum").tolist() == [2.0**23, 0.0]
+
+
 def test_a_rejected_row_takes_its_weight_along():
     matrix = torch.tensor([[math.nan, 0.0], [0.0, 1.0], [1.0, 0.0]])
     for heavy in (1.0, 1e20, 1e308):

@@ -23,9 +23,16 @@ def any_order(n):
     return (n / 2 + 1 + 2) * 2.0**-53
 
 
-def close(got, want, n):
+def in_runs(n, dtype):
+    """What is added natively for 16- and 32-bit data of 128 elements or more: of runs of four squares in float32, each
+    is rounded three times, 2**-24 each, halved by the root.
+    """
+    return 1.5 * 2.0**-24 if backend() == "native" and dtype != torch.float64 and n >= 128 else 0.0
+
+
+def close(got, want, n, dtype=torch.float64):
     assert got.dtype == torch.float64
-    assert abs(got.item() - want) <= any_order(n) * want, (got.item(), want)
+    assert abs(got.item() - want) <= (any_order(n) + in_runs(n, dtype)) * want, (got.item(), want)
 
 
 def same(got, exact, tensors=1):
@@ -74,11 +81,12 @@ def test_whole_numbers_are_exact(n, dtype):
 @pytest.mark.parametrize("n", LENGTHS)
 def test_random_numbers(n, dtype):
     t = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype)
-    close(global_norm(t), hypot(t), n)
-    close(row_norms(t.unsqueeze(0))[0], hypot(t), n)
+    close(global_norm(t), hypot(t), n, dtype)
+    close(row_norms(t.unsqueeze(0))[0], hypot(t), n, dtype)
     plain = torch.linalg.vector_norm(t).item()
-    ulp = math.ulp(hypot(t))
-    assert abs(global_norm(t).item() - hypot(t)) <= 2 * abs(plain - hypot(t)) + 2 * ulp  # one ulp is the oracle's
+    # an ulp of the data, or two where that is float64: one is the oracle's
+    ulp = 2 * math.ulp(hypot(t)) if dtype == torch.float64 or n < 128 else hypot(t) * 2.0**-24
+    assert abs(global_norm(t).item() - hypot(t)) <= 2 * abs(plain - hypot(t)) + ulp
     assert abs(reference.global_norm([t]).value.item() - hypot(t)) <= any_order(n) * hypot(t)
 
 
@@ -224,3 +232,10 @@ def test_results_are_the_callers():
     assert (first.item(), global_norm([t]).item()) == (2.0, 4.0)
     first.add_(1)
     assert global_norm([t]).item() == 4.0
+
+
+def test_an_empty_tensor_takes_no_digits_from_a_tiny_one():
+    tiny = torch.tensor([9.377388291236626e-156], dtype=torch.float64)  # its square is subnormal
+    for tensors in ([tiny], [tiny, torch.empty(0)], [torch.empty(0), tiny]):
+        same(global_norm(tensors), tiny.item())
+        assert reference.global_norm(tensors).value.item() == tiny.item()

@@ -11,12 +11,12 @@ from fuzz_cases import (
     Wide,
     coefficient,
     errors,
-    factor_bits,
     fuzz,
     norm_bound,
     norm_of,
     placed,
     same_bits,
+    sum_error,
     thresholds,
     unit,
     wide,
@@ -118,6 +118,7 @@ def check_step(opt, before, grads, lam, norm, count):
     after, plain = snapshot(opt), plain_step(before, opt, grads, lam)
     hypers = [group for group in opt.param_groups for _ in group["params"]]
     c = coefficient(norm, lam)
+    dtypes = [g.dtype for g in grads if g is not None]
     for (x, b), (old, buffer), (rival, _), g, h in zip(after, before, plain, grads, hypers, strict=True):
         if g is None:
             assert same_bits(x, old)
@@ -125,7 +126,7 @@ def check_step(opt, before, grads, lam, norm, count):
         want, new, size = expected_step(wide(old), wide(g), None if buffer is None else wide(buffer), c, h)
         calm = size < torch.finfo(x.dtype).max / 4  # beyond, sums on the way may overflow, as torch's do
         # five hyper-parameters, six operations and the result are rounded; in float64 the norm's error comes on top
-        limit = np.where(calm, 12 + (norm_bound(count) if x.dtype == torch.float64 else 0), np.inf)
+        limit = np.where(calm, 12 + (norm_bound(count, *dtypes) if x.dtype == torch.float64 else 0), np.inf)
         if calm.all():
             within(x, rival, want, limit, size)
         assert (errors(x, want, size) <= limit).all()
@@ -151,7 +152,7 @@ def test_pi_steps(data, model, lam, nonfinite, finite):
                 opt.step()
         else:
             opt.step()
-        assert errors(opt.last_norm, norm) <= norm_bound(count)
+        assert errors(opt.last_norm, norm) <= norm_bound(count, *[g.dtype for g in present])
         assert all(same_bits(a, b) for a, b in zip(present, kept, strict=True))
         assert all(place.rest_untouched() for place in places)
         if broken and nonfinite != "propagate":
@@ -214,7 +215,7 @@ def test_pr_rounds(data, model, lam, delta):
     # the quotient is rounded to at least float32, then come the factor and the products; in float64 the norm's error
     limit = 4 + (norm_bound(len(want)) if dtype == torch.float64 else 0)
     assert (errors(got, clipped) <= limit).all()
-    assert errors(opt.last_norm, norm) <= 2**29 + norm_bound(len(want))  # of the update in float32: 2**29 units
+    assert errors(opt.last_norm, norm) <= 2**29 + norm_bound(len(want), dtype)  # of the update in float32: 2**29 units
     assert same_bits(opt.end_round(delta), torch.zeros_like(got))
 
 
@@ -248,6 +249,7 @@ def test_server_steps(case, lam, reduce, lr, weighted, strict):
     bad = ~np.isfinite(norms)
     w = np.array([1 + 0.1 * (i % 3) if weighted else 1 for i in range(len(x))])
     before = [p.clone() for p in params]
+    dtypes = {t.dtype for r in deltas for t in (r if isinstance(r, list) else [r])}
     server = FatClipServer(params, lr, lam=lam, reduce=reduce, nonfinite="raise" if strict else "reject")
     if strict and bad.any():
         with pytest.raises(ValueError, match="nan or inf"):
@@ -255,9 +257,9 @@ def test_server_steps(case, lam, reduce, lr, weighted, strict):
     else:
         result = server.step(deltas, w if weighted else None)
         assert result.rejected == list(np.flatnonzero(bad))
-        assert (errors(result.norms, norms) <= norm_bound(d)).all()
+        assert (errors(result.norms, norms) <= norm_bound(d, *dtypes)).all()
         c = np.where(bad, 0, coefficient(norms, lam))
-        assert (errors(result.coefs, c) <= norm_bound(d) + 2).all()
+        assert (errors(result.coefs, c) <= norm_bound(d, *dtypes) + 2).all()
         assert result.applied == (not bad.all())
     assert all(s.rest_untouched() for s in spots)
     if bad.all() or (strict and bad.any()):
@@ -267,12 +269,13 @@ def test_server_steps(case, lam, reduce, lr, weighted, strict):
     terms = lr * terms / (np.where(bad, 0, w).sum() if reduce == "mean" else 1)
     assume((np.abs(terms).sum(0) * len(x) / max(lr, 1e-3) < np.finfo(float).max / 100).all())  # sums run in double
     step, size = terms.sum(0), np.abs(terms).sum(0)
-    coarse = max(factor_bits(t.dtype) for r in deltas for t in (r if isinstance(r, list) else [r]))
+    target = torch.float64 if any(p.dtype == torch.float64 for p in params) else torch.float32
+    relative, absolute = (max(e) for e in zip(*(sum_error(*x.shape, t, target) for t in dtypes), strict=True))
     at = 0
     for p, old in zip(params, before, strict=True):
         part = slice(at, at := at + p.numel())
         x_t = wide(old).ravel()
         want, double = x_t - step[part], unit(np.maximum(size[part], np.abs(x_t)), torch.float64)
         error = errors(p.reshape(-1), want) * unit(want, p.dtype)
-        limit = unit(want, p.dtype) + (len(x) + 6 + norm_bound(d)) * double + size[part] * coarse
+        limit = unit(want, p.dtype) + (len(x) + 6 + norm_bound(d)) * double + size[part] * relative + lr * absolute
         assert (error <= limit).all()

@@ -65,7 +65,8 @@ def test_step_against_float64(make, dtype, hyper):
         plain, plain_buffers = sgd(before, plain_grads, buffers, lr=LR, **hyper)
         assert_as_good_as_torch(params, plain, exact)
         assert_as_good_as_torch(buffers_of(opt, params), plain_buffers, exact_buffers)
-        assert opt.last_norm.item() == pytest.approx(norm, rel=1e-12)
+        # of 16- and 32-bit data runs of squares meet in float32: three roundings, halved by the root
+        assert opt.last_norm.item() == pytest.approx(norm, rel=1e-12 if dtype == torch.float64 else 1.5 * 2**-24)
 
 
 @each_native

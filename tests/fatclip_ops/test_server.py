@@ -146,6 +146,18 @@ def test_a_tiny_weight_is_a_tiny_share():
         torch.testing.assert_close(x.double(), torch.tensor([-0.06, -0.08], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("lr", [0.5, 2.0**30, 2.0**-30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_with_weights_of_any_size(lr, dtype):
+    # rows of 2**top (and 2**-top) by weights of the inverse: 1, times lr
+    top = 126 if dtype == torch.float32 else 1020
+    for exponent in (top, -top):
+        rows = [[2.0**exponent, 0.0]]
+        x, result = step(rows, [2.0**-exponent], dtype=dtype, lr=lr, reduce="sum")
+        assert result.applied
+        assert x.tolist() == [-lr, 0.0]
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e308, 1e300, 1e-300, 1e-308, 5e-324])
 def test_only_ratios_of_weights_count_in_a_mean(scale):
     for weights in ([scale, scale], torch.tensor([scale, scale], dtype=torch.float64)):

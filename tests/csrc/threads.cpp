@@ -1,5 +1,5 @@
-// The thread pool: every part once, several callers at a time, a forked child, the caller's rounding mode.
-#include "../../csrc/cpu/pool.h"
+// Threads: every part once, several callers at a time, a forked child, the caller's rounding mode.
+#include "../../csrc/cpu/threads.h"
 
 #include <fenv.h>
 #include <sys/wait.h>
@@ -81,7 +81,7 @@ void check_rounding_mode() {
   }
 }
 
-// A child of a process whose pool is idle, or busy in another thread, has a working pool of its own.
+// A child of a process whose threads are idle, or busy for another thread, has working ones of its own.
 void check_fork(const Load& load, bool busy) {
   std::atomic<bool> stop{false};
   std::thread other([&] {
@@ -103,7 +103,7 @@ void check_fork(const Load& load, bool busy) {
 
 }  // namespace
 
-void check_pool() {
+void check_threads() {
   check_parts();
   const Load load;
   for (int threads = 1; threads <= 9; ++threads) check(load.right(threads), {"thread counts", "", -1, threads});

@@ -1,4 +1,4 @@
-#include "pool.h"
+#include "threads.h"
 
 #include <pthread.h>
 
