@@ -154,7 +154,7 @@ class FatClipOptimizer(Rounds):
         if stepped is None and self.fused is not False and cuda.RUNTIME is not None:
             stepped = self._step_cuda(work)
         if stepped is None:
-            if self.fused:
+            if self.fused and work.params:
                 raise ValueError(
                     "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
                 )

@@ -143,20 +143,22 @@ class FatClipServer:
         if exponent and not mean:
             lr = times_pow2(lr, exponent) if isinstance(lr, float) else lr * times_pow2(1.0, exponent)
         rows = _on(device, rows)
-        info = cuda.aggregate(rows, pieces, lam, w, mean, strict, self.params, True, lr)
+        targets = self.params
+        info = cuda.aggregate(rows, pieces, lam, w, mean, strict, targets, True, lr)
         if info is None:  # some layout does not fit: on row-major copies
             targets = [native.plain_layout(p.detach()) for p in self.params]
             rows = _alike(rows) if pieces else native.plain_layout(rows.detach())
             info = cuda.aggregate(rows, pieces, lam, w, mean, strict, targets, True, lr)
             if info is None:
                 raise TypeError("expected plain CUDA tensors, got some without memory of their own (a subclass?)")
-            for p, target in zip(self.params, targets, strict=True):
-                p.copy_(target)
-        else:
-            native.bump(self.params)
         result = ServerResult(info)
         if strict and result.rejected:
             raise ValueError(f"clients {result.rejected} sent nan or inf; the model was not moved")
+        if targets is self.params:
+            native.bump(targets)
+        else:
+            for p, target in zip(self.params, targets, strict=True):
+                p.copy_(target)
         return result
 
     def _any(self, deltas: Any, weights: Any, lr: float, lam: float, strict: bool) -> native.Aggregate:

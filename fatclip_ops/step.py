@@ -87,9 +87,11 @@ def run_cuda(work: Work, skips: Tensor | None = None, norm: Tensor | None = None
     result = call(work.params, work.grads, work.buffers)
     if result is None:
         result = _run_relaid(work, call, cuda.owns)
+    if result and taken is not None:
+        result = bool(taken.item())
     if result:
         native.bump(work.params)
-    return result if result is None or taken is None else bool(taken.item())
+    return result
 
 
 def _device_numbers(work: Work) -> tuple[Any, ...]:

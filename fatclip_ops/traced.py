@@ -80,7 +80,8 @@ def _native(*args: Any) -> None:
 
 def _device(*args: Any) -> None:
     norm, lr, lam = args[4:7]
-    work, _ = _work(*args[:5], torch.zeros(()), torch.ones(()), *args[7:])
+    unknown = torch.ones((), dtype=torch.float64)
+    work, _ = _work(*(*args[:5], unknown, unknown, *args[7:]))
     work.lam, work.hypers = lam, [work.hypers[0]._replace(lr=lr)]  # numbers on the device stay there
     stepped = run_cuda(work, norm=norm)
     if stepped is None:

@@ -1,9 +1,10 @@
 // Clip and aggregate: the weight of every row, then the weighted sum of the rows, stored or taken from a model.
 //
-// A thread keeps one 16-byte vector of columns and walks down the rows, four at a time. Of 16- and 32-bit rows four
-// products are added in float, and only their sum in double: a product in double per element is more than most GPUs can
-// do at the speed of memory. The weights are scaled by a power of two so that four rows never overflow. Sums run in row
-// order whatever the grid, so the bits are the same in every run.
+// A thread keeps one 16-byte vector of columns and walks down the rows, four loads at a time. 16- and 32-bit rows are
+// added in float with the rounding errors carried along (about 2^-46 of the sum of magnitudes is lost): a product in
+// double per element is more than most GPUs can do at the speed of memory. The weights are scaled by a power of two so
+// that no sum overflows. Sums run in row order whatever the grid, so the bits are the same in every run, and the same
+// as if a rejected row had not been there.
 #include "common.cuh"
 
 namespace fatclip {
@@ -27,19 +28,22 @@ struct AggregateTable {
   int count;
 };
 
+// A row's weight, first * (second + rest); first is a power of two, and 0 where the row does not count.
 template <class A>
-struct Pair {
-  A first, second;  // first = 0: the row does not count
+struct RowWeight {
+  A first, second, rest;
 };
 
 // The weight of a row, times 2^-exponent.
 template <class A>
-__device__ Pair<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
-  if (!norm.finite() || weight == 0) return {0, 0};
+__device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
+  if (!norm.finite() || weight == 0) return {0, 0, 0};
   Scaled c = clips(norm, lam) ? lam / norm : Scaled{1, 0};
   c.exponent -= exponent;
   const Factor<A> f = split<A>(c, weight);
-  return {f.first, f.second};
+  if (sizeof(A) == 8) return {f.first, f.second, 0};
+  const Factor<double> wide = split<double>(c, weight);
+  return {f.first, f.second, static_cast<A>(wide.first * wide.second / f.first - f.second)};
 }
 
 // Traffic: about 60 bytes per row.
@@ -64,16 +68,18 @@ __global__ void __launch_bounds__(kThreads, 2) weigh_kernel(const __grid_constan
   heaviest = block_max(heaviest, 0);
   int exponent = 0;
   if (a.dtype != kFloat64) {
-    frexp(heaviest, &exponent);  // heaviest <= 2^exponent, so that a row's weight becomes at most 1 / 4
-    exponent += 2;
+    int rows = 0;
+    frexp(heaviest, &exponent);  // heaviest <= 2^exponent and m <= 2^rows: all weights together become at most 1 / 2
+    frexp(static_cast<double>(a.m), &rows);
+    exponent += rows + 1;
   }
   for (int64_t i = threadIdx.x; i < a.m; i += kThreads) {
     const Norm norm = {a.states[i].mantissa, a.states[i].exponent};
     const double weight = a.weights ? a.weights[i] : 1;
     if (a.dtype == kFloat64)
-      static_cast<Pair<double>*>(a.pairs)[i] = weight_of<double>(norm, lam, weight, exponent);
+      static_cast<RowWeight<double>*>(a.row_weights)[i] = weight_of<double>(norm, lam, weight, exponent);
     else
-      static_cast<Pair<float>*>(a.pairs)[i] = weight_of<float>(norm, lam, weight, exponent);
+      static_cast<RowWeight<float>*>(a.row_weights)[i] = weight_of<float>(norm, lam, weight, exponent);
   }
   if (threadIdx.x != 0) return;
   const bool applied = mass > 0 && !(a.strict && rejected > 0);
@@ -113,29 +119,43 @@ __device__ __forceinline__ void store_any(void* p, int dtype, int64_t i, double 
   }
 }
 
-// sum[j] += the weighted columns of `count` <= kRows rows
-template <class S>
-__device__ __forceinline__ void add_rows(double (&sum)[kWidth<S>], const S (&v)[kRows][kWidth<S>],
-                                         const Pair<Arithmetic<S>> (&c)[kRows]) {
-#pragma unroll
-  for (int j = 0; j < kWidth<S>; ++j) {
-    Arithmetic<S> s = 0;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) s = fused(widen(v[r][j]) * c[r].first, c[r].second, s);
-    sum[j] += s;
+// The running sum of one column.
+struct FloatSum {
+  float sum = 0, lost = 0;
+
+  __device__ void set(double x) {
+    sum = static_cast<float>(x);
+    lost = static_cast<float>(x - sum);
   }
-}
+  __device__ double get() const { return static_cast<double>(sum) + static_cast<double>(lost); }
+  template <class S>
+  __device__ void add(S value, const RowWeight<float>& c) {
+    const float x = widen(value) * c.first, p = x * c.second;
+    two_sum(sum, lost, p);
+    // of 16-bit values a product in float is good enough
+    if (sizeof(S) == 4) lost += fmaf(x, c.rest, fmaf(x, c.second, -p));
+  }
+};
+struct DoubleSum {
+  double sum = 0;
+
+  __device__ void set(double x) { sum = x; }
+  __device__ double get() const { return sum; }
+  __device__ void add(double x, const RowWeight<double>& c) { sum += x * c.first * c.second; }
+};
+template <class S>
+using Sum = std::conditional_t<sizeof(S) == 8, DoubleSum, FloatSum>;
 
 // The aggregate's last step: what was summed, scaled, to its target.
 template <class S>
-__device__ void finish(const double (&sum)[kWidth<S>], void* data, int dtype, int64_t at, int count,
+__device__ void finish(const Sum<S> (&sum)[kWidth<S>], void* data, int dtype, int64_t at, int count,
                        const Summary& summary, bool subtract) {
   double value[kWidth<S>];
   // one rounding less for float64; for shorter formats neither shows, and a division in double takes its time
   const double factor = ldexp(summary.scale / summary.divisor, static_cast<int>(summary.exponent));
 #pragma unroll
   for (int j = 0; j < kWidth<S>; ++j)
-    value[j] = sizeof(S) == 8 ? sum[j] / summary.divisor * summary.scale : sum[j] * factor;
+    value[j] = sizeof(S) == 8 ? sum[j].get() / summary.divisor * summary.scale : sum[j].get() * factor;
   S* p = static_cast<S*>(data) + at;
   if (dtype == kDTypeOf<S> && count == kWidth<S> && lead_of(p) == 0) {
     S v[kWidth<S>];
@@ -154,7 +174,7 @@ __device__ void finish(const double (&sum)[kWidth<S>], void* data, int dtype, in
 // 2 * m * d * sizeof(S) + O(d). A list of more than 240 rows adds 16 bytes per column for every further 240.
 template <class S>
 __global__ void __launch_bounds__(kColumnThreads, 4)
-    aggregate_kernel(const __grid_constant__ AggregateTable table, const Pair<Arithmetic<S>>* pairs, int64_t m,
+    aggregate_kernel(const __grid_constant__ AggregateTable table, const RowWeight<Arithmetic<S>>* weights, int64_t m,
                      double* acc, const Summary* summary_at, bool is_first, bool is_last, bool subtract) {
   const int e = find(table.first, table.count, blockIdx.x);
   const int64_t at = static_cast<int64_t>(blockIdx.x - table.first[e]) * kColumns<S> + threadIdx.x * kWidth<S>;
@@ -165,18 +185,18 @@ __global__ void __launch_bounds__(kColumnThreads, 4)
     const void* start = table.base ? table.base + i * table.stride * static_cast<int64_t>(sizeof(S)) : table.list[i];
     return static_cast<const S*>(start) + column;
   };
-  double sum[kWidth<S>] = {};
+  Sum<S> sum[kWidth<S>];
   if (!is_first) {
 #pragma unroll
     for (int j = 0; j < kWidth<S>; ++j)
-      if (j < count) sum[j] = acc[column + j];
+      if (j < count) sum[j].set(acc[column + j]);
   }
   for (int64_t i = 0; i < m; i += kRows) {
     S v[kRows][kWidth<S>] = {};
-    Pair<Arithmetic<S>> c[kRows] = {};
+    RowWeight<Arithmetic<S>> c[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (i + r < m) c[r] = pairs[i + r];
+      if (i + r < m) c[r] = weights[i + r];
       if (c[r].first == 0) continue;  // rejected, without weight, or beyond the last: not even read
       if (count == kWidth<S>) {
         load_row(v[r], row(i + r));
@@ -186,12 +206,16 @@ __global__ void __launch_bounds__(kColumnThreads, 4)
           if (j < count) v[r][j] = row(i + r)[j];
       }
     }
-    add_rows<S>(sum, v, c);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int j = 0; j < kWidth<S>; ++j)
+        if (c[r].first != 0) sum[j].add(v[r][j], c[r]);
   }
   if (!is_last) {
 #pragma unroll
     for (int j = 0; j < kWidth<S>; ++j)
-      if (j < count) acc[column + j] = sum[j];
+      if (j < count) acc[column + j] = sum[j].get();
     return;
   }
   const Summary summary = *summary_at;
@@ -211,9 +235,9 @@ int run(const Aggregate& a, void* stream) {
       const int64_t rows = a.m - i < batch ? a.m - i : batch;
       if (!a.base)
         for (int64_t r = 0; r < rows; ++r) table.list[r] = a.list[i + r];
-      const auto* pairs = static_cast<const Pair<Arithmetic<S>>*>(a.pairs) + i;
-      const int error = launch(grid, kColumnThreads, stream, aggregate_kernel<S>, table, pairs, rows, a.acc, a.summary,
-                               i == 0, i + rows == a.m, a.subtract);
+      const auto* weights = static_cast<const RowWeight<Arithmetic<S>>*>(a.row_weights) + i;
+      const int error = launch(grid, kColumnThreads, stream, aggregate_kernel<S>, table, weights, rows, a.acc,
+                               a.summary, i == 0, i + rows == a.m, a.subtract);
       if (error) return error;
     }
     table.count = 0;

@@ -326,13 +326,13 @@ bool py_aggregate(py::handle rows_at, int64_t pieces, py::handle lam, py::handle
   double* norms = out + kSummaryDoubles;
   const cuda::Scalar bound = call.scalar(lam);
   const bool running = !rows.base && m > cuda::list_rows();
-  const int64_t states_at = (chunks + 1) * kPartialDoubles, pairs_at = states_at + m * kStateDoubles;
-  const int64_t acc_at = pairs_at + 2 * m;
+  const int64_t states_at = (chunks + 1) * kPartialDoubles, weights_at = states_at + m * kStateDoubles;
+  const int64_t acc_at = weights_at + 3 * m;
   double* room = call.workspace(acc_at + (running ? rows.d : 0));
   auto* partials = reinterpret_cast<cuda::Partial*>(room);
   auto* states = reinterpret_cast<cuda::RowState*>(room + states_at);
   const cuda::Weigh w = {states, m,          bound,     call.scalar(scale), call.optional(weights, m), mean,
-                         strict, rows.dtype, norms + m, norms + 2 * m,      room + pairs_at,           summary};
+                         strict, rows.dtype, norms + m, norms + 2 * m,      room + weights_at,         summary};
   Guard guard(call.device);
   check(cuda::sum_squares(rows.blocks.data(), rows.blocks.size(), partials, call.stream));
   check(cuda::finish_rows(partials, m, chunks / m, bound, cuda::kWeigh, rows.dtype, norms, states, call.stream));
@@ -345,7 +345,7 @@ bool py_aggregate(py::handle rows_at, int64_t pieces, py::handle lam, py::handle
                          rows.dtype,
                          targets.data(),
                          static_cast<int64_t>(targets.size()),
-                         room + pairs_at,
+                         room + weights_at,
                          summary,
                          room + acc_at,
                          subtract};

@@ -102,8 +102,8 @@ struct Weigh {
   bool mean, strict;
   DType dtype;
   double* coefs;
-  double* rejected;  // 1 or 0
-  void* pairs;       // m pairs of float, or of double for float64
+  double* rejected;   // 1 or 0
+  void* row_weights;  // m times three floats, or doubles for float64
   Summary* summary;
 };
 int weigh(const Weigh& args, void* stream);
@@ -124,7 +124,7 @@ struct Aggregate {
   DType dtype;
   const Target* targets;
   int64_t target_count;
-  const void* pairs;
+  const void* row_weights;
   const Summary* summary;
   double* acc;
   bool subtract;

@@ -3,8 +3,8 @@
 // Every finite input has the right norm, at the speed of memory. Squares in double would do, but most GPUs have one
 // double unit for 32 or 64 float units: a conversion and an fma in double per element are more than those can do while
 // the next element arrives. So a thread adds 16 elements in float first, and only their sum in double:
-//  * float32: with the rounding errors of squares and additions carried along (about 2^-46 of the sum is lost);
-//  * bfloat16, float16: squares of 8 and 11 bits are exact in float, the 15 additions round (float32 accuracy);
+//  * 16- and 32-bit input: with the rounding errors of squares and additions carried along, about 2^-46 of the sum is
+//    lost; 10 operations per element (8 of 16-bit input, whose squares are exact in float), which a GPU has to spare;
 //  * float64: in double.
 // A sum of squares that left the safe range of float (or is zero) is computed again from the same registers in double,
 // where no square of a float overflows or vanishes. For float64 the chunk is read again, scaled by a power of two.
@@ -33,12 +33,6 @@ struct NormTable {
   int count;
 };
 
-__device__ __forceinline__ void two_sum(float& sum, float& lost, float x) {
-  const float s = sum + x, b = s - sum;
-  lost += (sum - (s - b)) + (x - b);
-  sum = s;
-}
-
 template <class S>
 __device__ double squares_in_double(const S (&v)[kHeld<S>]) {
   double sum = 0;
@@ -60,33 +54,27 @@ __device__ __forceinline__ double squares(const S (&v)[kHeld<S>]) {
   for (int i = 0; i < kHeld<S>; ++i) {
     const float x = widen(v[i]);
     const int lane = i % kLanes;
-    if (sizeof(S) == 2) {
-      sum[lane] = i < kLanes ? x * x : fmaf(x, x, sum[lane]);
-      lost[lane] = 0;
-      continue;
-    }
-    const float p = x * x, error = fmaf(x, x, -p);
+    const float p = x * x;
     if (i < kLanes) {
       sum[lane] = p;
-      lost[lane] = error;
+      lost[lane] = sizeof(S) == 2 ? 0 : fmaf(x, x, -p);
+    } else if (sizeof(S) == 2) {  // two_sum(sum, lost, x * x), the square being exact
+      const float s = fmaf(x, x, sum[lane]), b = s - sum[lane];
+      lost[lane] += (sum[lane] - (s - b)) + fmaf(x, x, -b);
+      sum[lane] = s;
     } else {
       two_sum(sum[lane], lost[lane], p);
-      lost[lane] += error;
+      lost[lane] += fmaf(x, x, -p);
     }
   }
 #pragma unroll
   for (int half = kLanes / 2; half; half /= 2)
 #pragma unroll
     for (int lane = 0; lane < half; ++lane) {
-      if (sizeof(S) == 2) {
-        sum[lane] += sum[lane + half];
-      } else {
-        two_sum(sum[lane], lost[lane], sum[lane + half]);
-        lost[lane] += lost[lane + half];
-      }
+      two_sum(sum[lane], lost[lane], sum[lane + half]);
+      lost[lane] += lost[lane + half];
     }
-  if (sum[0] >= kLeast && sum[0] <= kMost)
-    return sizeof(S) == 2 ? static_cast<double>(sum[0]) : static_cast<double>(sum[0]) + static_cast<double>(lost[0]);
+  if (sum[0] >= kLeast && sum[0] <= kMost) return static_cast<double>(sum[0]) + static_cast<double>(lost[0]);
   return squares_in_double<S>(v);
 }
 template <>
