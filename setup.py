@@ -53,17 +53,22 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=str(Path(home, "bin"))) if home else shutil.which("nvcc")
 
 
-def architectures(compiler: str) -> list[str]:
-    """What to build for, as ["80", "90", "90+PTX"]: TORCH_CUDA_ARCH_LIST, or all of ours that nvcc knows and PTX."""
+def wanted_architectures() -> list[str]:
+    """TORCH_CUDA_ARCH_LIST as ["80", "90", "90+PTX"]; empty where it says nothing."""
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
     for name in wanted:
         if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name):
             raise SystemExit(f"TORCH_CUDA_ARCH_LIST must be like '8.0;9.0+PTX', got {name!r}")
-    if wanted:
-        names = [name.replace(".", "") for name in wanted]
-        return [x for n in names for x in ([n.removesuffix("+PTX"), n] if "+" in n else [n])]
+    names = [name.replace(".", "") for name in wanted]
+    return [x for n in names for x in ([n.removesuffix("+PTX"), n] if "+" in n else [n])]
+
+
+def architectures(compiler: str) -> list[str]:
+    """What to build for: what is wanted, or all of ours that nvcc knows, and PTX of the newest."""
+    if wanted := wanted_architectures():
+        return wanted
     listed = subprocess.run([compiler, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
-    known = [a for a in ARCHITECTURES if f"compute_{a}\n" in f"{listed}\n"]
+    known = [a for a in ARCHITECTURES if f"compute_{a}" in listed.split()]
     if not known:
         raise OSError(f"{compiler} knows none of {', '.join(ARCHITECTURES)}")
     return [*known, f"{known[-1]}+PTX"]
@@ -174,6 +179,10 @@ class NinjaBuild(build_ext):
 def modules() -> list[str]:
     mode = build_mode()
     with_cuda = mode == "cuda" or (mode == "auto" and nvcc() is not None)
+    if with_cuda:
+        wanted_architectures()
+    if mode == "cuda" and nvcc() is None:
+        raise SystemExit("FATCLIP_BUILD=cuda: no nvcc found; set CUDA_HOME")
     return [] if mode == "none" else ["_native", "_cuda"] if with_cuda else ["_native"]
 
 

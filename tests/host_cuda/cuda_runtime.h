@@ -392,6 +392,14 @@ T __shfl_sync(unsigned m, T v, int s) {
   return hc_shfl(m, v, s & 31, true);
 }
 template <class T>
+T __ldcg(const T* p) {
+  return *p;
+}
+template <class T>
+void __stcg(T* p, T v) {
+  *p = v;
+}
+template <class T>
 T __ldg(const T* p) {
   return *p;
 }
