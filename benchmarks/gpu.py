@@ -1,8 +1,8 @@
 """`python -m benchmarks gpu`: the tests and the speed of the CUDA kernels on a GPU, in one file to send back.
 
 The operations are first tested on the GPU (tests/host_cuda/test_operations.py with FATCLIP_TEST_DEVICE=cuda). Then
-every kernel is timed by CUDA events against torch's ways on the same numbers, after both were shown to agree, and put beside
-the time that its memory traffic alone would take at the device's measured copy bandwidth.
+every kernel is timed by CUDA events against torch's ways on the same numbers, after both were shown to agree, and put
+beside the time that its memory traffic alone would take at the device's measured copy bandwidth.
 """
 
 import json

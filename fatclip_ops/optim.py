@@ -177,9 +177,10 @@ class FatClipOptimizer(Rounds):
         device = work.params[0].device
         if self._norm.device != device:
             self._norm = work.report = torch.zeros(1, dtype=torch.float64, device=device)
-        if self._device_skips is None or self._device_skips.device != device:
-            self._device_skips = torch.full((1,), float(self.skipped), dtype=torch.float64, device=device)
-            self._skips.zero_()
+        if self._device_skips is None:
+            self._device_skips = torch.zeros(1, dtype=torch.float64, device=device)
+        elif self._device_skips.device != device:  # the model has moved
+            self._device_skips = self._device_skips.to(device)
         return run_cuda(work, self._device_skips)
 
     _observed_step = Optimizer.profile_hook_step(_step)
