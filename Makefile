@@ -24,7 +24,7 @@ BUILT := $(VENV)/built
 CXX_FOUND := $(shell command -v $${CXX:-g++} || command -v c++ || command -v clang++)
 FATCLIP_BUILD ?= $(if $(CXX_FOUND),cpu,auto)
 
-CXX_FILES = $(shell find csrc $(wildcard tests/csrc) -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc $(wildcard tests/csrc tests/host_cuda) -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 say = @echo "fatclip: $(1)"
 # Runs a command; what it wrote is shown only if it failed.
@@ -60,7 +60,7 @@ check: $(BUILT)
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so fatclip_ops/_cuda*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 $(LOCKED):
 	$(if $(VERSION),,$(error fatclip needs Python 3.10 or newer, and `$(PYTHON)` does not run here; name one with `make PYTHON=...`))
@@ -77,7 +77,8 @@ $(INSTALLED): $(LOCKED) setup.py pyproject.toml
 	$(call quietly,FATCLIP_BUILD=none $(PY) -m pip install --no-build-isolation --no-deps -e .,the package was not installed)
 	@touch $@
 
-$(BUILT): $(INSTALLED) $(shell find csrc) $(if $(wildcard fatclip_ops/_native*.so),,always)
+CUDA_MISSING := $(if $(filter cuda,$(FATCLIP_BUILD)),$(if $(wildcard fatclip_ops/_cuda*.so),,always))
+$(BUILT): $(INSTALLED) $(shell find csrc) $(if $(wildcard fatclip_ops/_native*.so),,always) $(CUDA_MISSING)
 	$(call say,building the native extension)
 	$(call quietly,FATCLIP_BUILD=$(FATCLIP_BUILD) $(PY) setup.py build_ext --inplace,the build failed; FATCLIP_BUILD=none leaves the native extension out)
 	@grep -h '^fatclip: ' $(LOG) || true

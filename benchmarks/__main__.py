@@ -1,4 +1,4 @@
-"""`python -m benchmarks kernels`: one table of ratios against torch's own ways."""
+"""`python -m benchmarks kernels`: one table of ratios against torch's own ways; `gpu`: the CUDA kernels on a GPU."""
 
 import argparse
 import statistics
@@ -9,7 +9,7 @@ import torch
 
 import fatclip_ops as fc
 
-from . import cases, timing
+from . import cases, gpu, timing
 
 
 def all_cases(compile_too: bool) -> Iterator[Callable[[], cases.Case]]:
@@ -41,12 +41,15 @@ def row(case: cases.Case, seconds: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", choices=["kernels"])
+    parser.add_argument("what", choices=["kernels", "gpu"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="per row (default 4)")
     parser.add_argument("--only", default="", help="rows whose text contains this")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes most of the time)")
+    parser.add_argument("--output", default="fatclip_gpu.json", help="where `gpu` writes (default fatclip_gpu.json)")
     args = parser.parse_args()
+    if args.what == "gpu":
+        return gpu.run(args.output)
     if args.threads < 1:
         parser.error(f"--threads must be at least 1, got {args.threads}")
     torch.set_num_threads(args.threads)

@@ -1,6 +1,7 @@
 #include "tensor.h"
 
 #include <algorithm>
+#include <string>
 
 namespace py = pybind11;
 
@@ -22,11 +23,11 @@ struct DLPackExchangeAPI {
   int (*dltensor_from_py_object)(void* object, DLTensor* out);
   void* current_work_stream;
 };
-constexpr int kCpu = 1, kFloatCode = 2, kBfloatCode = 4;
+constexpr int kFloatCode = 2, kBfloatCode = 4;
 
 PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
 const DLPackExchangeAPI* exchange = nullptr;
-PyObject *is_neg, *data_ptr, *dtype_name, *is_cpu, *layout, *shape_name, *stride_name, *strided;
+PyObject *is_neg, *data_ptr, *dtype_name, *device_name, *layout, *shape_name, *stride_name, *strided;
 py::dict* dtype_codes = nullptr;  // torch.dtype -> DType, for older versions of torch
 
 bool flag(PyObject* result) {
@@ -43,13 +44,13 @@ py::object call(py::handle object, PyObject* name) {
   return py::reinterpret_steal<py::object>(result);
 }
 
-bool read_by_exchange(py::handle object, View* view) {
+bool read_by_exchange(py::handle object, View* view, Device device) {
   DLTensor t;
   if (exchange->dltensor_from_py_object(object.ptr(), &t) != 0) {
     PyErr_Clear();
     return false;
   }
-  if (t.device_type != kCpu || t.ndim > View::kMaxDims || t.lanes != 1) return false;
+  if (t.device_type != device || t.ndim > View::kMaxDims || t.lanes != 1) return false;
   if (t.code == kFloatCode && t.bits == 32) {
     view->dtype = kFloat32;
   } else if (t.code == kFloatCode && t.bits == 64) {
@@ -62,14 +63,18 @@ bool read_by_exchange(py::handle object, View* view) {
     return false;
   }
   view->data = static_cast<char*>(t.data) + t.byte_offset;
+  view->device = t.device_id;
   view->dims = t.ndim;
   std::copy_n(t.shape, t.ndim, view->shape);
   std::copy_n(t.strides, t.ndim, view->strides);
   return true;
 }
 
-bool read_by_methods(py::handle object, View* view) {
-  if (object.attr(layout).ptr() != strided || !object.attr(is_cpu).cast<bool>()) return false;
+bool read_by_methods(py::handle object, View* view, Device device) {
+  if (object.attr(layout).ptr() != strided) return false;
+  const py::object place = object.attr(device_name), index = place.attr("index");
+  if (place.attr("type").cast<std::string>() != (device == kCpu ? "cpu" : "cuda")) return false;
+  view->device = index.is_none() ? 0 : index.cast<int>();
   const py::object dtype = object.attr(dtype_name);
   if (!dtype_codes->contains(dtype)) return false;
   const py::tuple shape = object.attr(shape_name), strides = call(object, stride_name);
@@ -121,7 +126,7 @@ void register_types(py::handle tensor, py::handle parameter) {
   is_neg = PyUnicode_InternFromString("is_neg");
   data_ptr = PyUnicode_InternFromString("data_ptr");
   dtype_name = PyUnicode_InternFromString("dtype");
-  is_cpu = PyUnicode_InternFromString("is_cpu");
+  device_name = PyUnicode_InternFromString("device");
   layout = PyUnicode_InternFromString("layout");
   shape_name = PyUnicode_InternFromString("shape");
   stride_name = PyUnicode_InternFromString("stride");
@@ -137,10 +142,10 @@ void register_types(py::handle tensor, py::handle parameter) {
   if (table && table->major == 1 && table->dltensor_from_py_object) exchange = table;
 }
 
-bool read(py::handle object, View* view) {
+bool read(py::handle object, View* view, Device device) {
   PyTypeObject* const type = Py_TYPE(object.ptr());
   if (type != tensor_type && type != parameter_type) return false;
-  if (!(exchange ? read_by_exchange(object, view) : read_by_methods(object, view))) return false;
+  if (!(exchange ? read_by_exchange(object, view, device) : read_by_methods(object, view, device))) return false;
   view->n = 1;
   for (int i = 0; i < view->dims; ++i) view->n *= view->shape[i];
   // A lazily negated tensor is the imaginary part of a conjugated complex one: its memory is not its value, and its

@@ -7,11 +7,14 @@
 
 namespace fatclip {
 
+enum Device : int { kCpu = 1, kCuda = 2 };  // DLPack's numbers
+
 struct View {
   static constexpr int kMaxDims = 12;
   void* data = nullptr;
   int64_t n = 0;  // elements
   DType dtype = kFloat32;
+  int device = 0;  // which of its kind
   int dims = 0;
   int64_t shape[kMaxDims], strides[kMaxDims];
 
@@ -26,7 +29,7 @@ struct View {
 // Names the exact types that may be read: torch.Tensor and torch.nn.Parameter. Subclasses may have no memory.
 void register_types(pybind11::handle tensor, pybind11::handle parameter);
 
-// False, and no exception, where `object` is not a plain dense CPU tensor of a dtype the kernels know.
-bool read(pybind11::handle object, View* view);
+// False, and no exception, where `object` is not a plain dense tensor of that device and of a dtype the kernels know.
+bool read(pybind11::handle object, View* view, Device device = kCpu);
 
 }  // namespace fatclip

@@ -135,6 +135,13 @@ def tensors(name: str, value: Any) -> list[Tensor]:
     return result
 
 
+def one_device(params: list[Tensor]) -> None:
+    """All parameters of a step have one norm, and it is taken on one device."""
+    devices = sorted({str(p.device) for p in params})
+    if len(devices) > 1:
+        raise ValueError(f"params must be on one device, got {' and '.join(devices)}; nothing was changed")
+
+
 def group(group: dict[str, Any]) -> None:
     """The hyper-parameters of one parameter group."""
     lr(group["lr"])

@@ -1,4 +1,4 @@
-"""Which path runs, and why: the native extension, or plain PyTorch.
+"""Which path runs, and why: the native extensions (CPU, CUDA), or plain PyTorch.
 
 FATCLIP_BACKEND=native|python forces a path; FATCLIP_ISA=avx512|avx2|portable forces an instruction set.
 """
@@ -36,7 +36,53 @@ def _load() -> tuple[ModuleType | None, str]:
         ) from error
 
 
+def _load_cuda() -> tuple[ModuleType | None, str]:
+    """The CUDA module or None, with the reason; whatever is wrong with it, the PyTorch path runs."""
+    if os.environ.get("FATCLIP_BACKEND", "") == "python":
+        return None, "FATCLIP_BACKEND=python"
+    name = f"{__package__}._cuda"
+    if importlib.util.find_spec(name) is None:
+        return None, "no CUDA kernels in this build"
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        return None, f"the CUDA kernels do not load: {error}"
+    if not torch.backends.cuda.is_built() or torch.version.cuda is None:
+        return None, f"torch {torch.__version__} has no CUDA; built for {_built_for(module)}"
+    return module, f"built for {_built_for(module)}"
+
+
+def _built_for(module: ModuleType) -> str:
+    return f"{module.architectures()} with CUDA {_version(module.runtime_version())}"
+
+
+def _version(number: int) -> str:
+    """13000 is 13.0."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 NATIVE, REASON = _load()
+CUDA, CUDA_REASON = _load_cuda()
+# Why the CUDA kernels cannot run on a device ("" where they can), by its index; filled when a device is first used.
+CUDA_PROBLEMS: dict[int, str] = {}
+
+
+def _cuda_lines() -> list[str]:
+    """One line, or one per device."""
+    if CUDA is None:
+        return [f"cuda      PyTorch path ({CUDA_REASON})"]
+    driver = CUDA.driver_version()
+    if not torch.cuda.is_available():
+        seen = f"the driver is for CUDA {_version(driver)}" if driver else "no driver found"
+        return [f"cuda      PyTorch path (torch finds no usable device, {seen}; {CUDA_REASON})"]
+    lines = []
+    for index in range(torch.cuda.device_count()):
+        if index not in CUDA_PROBLEMS:
+            CUDA_PROBLEMS[index] = CUDA.usable(index)
+        problem, name = CUDA_PROBLEMS[index], torch.cuda.get_device_name(index)
+        path = f"PyTorch path ({problem}; the driver is for CUDA {_version(driver)}; " if problem else "kernels ("
+        lines.append(f"cuda:{index:<4} {path}{CUDA_REASON}), {name}")
+    return lines
 
 
 def backend() -> str:
@@ -66,5 +112,4 @@ def show_config() -> str:
         lines.append(f"threads   {torch.get_num_threads()} (torch.get_num_threads())")
         lines.append("dtypes    float32, float64, bfloat16, float16")
         lines.append(f"compiler  {NATIVE.compiler()}")
-    lines.append("cuda      PyTorch path (no CUDA kernels in this build)")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_cuda_lines()])

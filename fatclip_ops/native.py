@@ -41,6 +41,11 @@ def eager() -> bool:
     )
 
 
+def untraced() -> bool:
+    """The same without the question whether there is a CPU module."""
+    return not _compiling() and not _dispatch_modes() and not transformed()
+
+
 def direct(*tensors: Tensor) -> bool:
     """Whether a function may call the kernels on these CPU tensors without torch's dispatcher, or autograd needs it."""
     return (

@@ -11,22 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, native, reference
-from .config import NATIVE
+from . import checks, cuda, native, reference
+from .config import CUDA, NATIVE
 from .weights import prepare
 
 _LIBRARY = torch.library.Library("fatclip", "DEF")
 _OPS = torch.ops.fatclip
 
 
-def declare(schema: str, plain: Callable[..., Any], fast: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Defines an operator: `plain` runs on any device, `fast` on CPU tensors where the native module is there."""
+def declare(
+    schema: str,
+    plain: Callable[..., Any],
+    fast: Callable[..., Any],
+    fake: Callable[..., Any],
+    device: Callable[..., Any],
+) -> None:
+    """Defines an operator: `plain` runs everywhere, `fast` on CPU tensors, `device` on CUDA's, given the modules."""
     _LIBRARY.define(schema)
     name = schema[: schema.index("(")]
     _LIBRARY.impl(name, plain, "CompositeExplicitAutograd")
     if NATIVE is not None:
         _LIBRARY.impl(name, fast, "CPU")
+    if CUDA is not None:
+        _LIBRARY.impl(name, lambda *args: (device if _kernels_run(args) else plain)(*args), "CUDA")
     torch.library.register_fake(f"fatclip::{name}", fake, lib=_LIBRARY)
+
+
+def _kernels_run(args: tuple[Any, ...]) -> bool:
+    """Whether the device of an operator's first tensor can run the kernels."""
+    return cuda.owns(args[0][0] if isinstance(args[0], (list, tuple)) else args[0])
 
 
 def _norms_like(matrix: Tensor, *_: Any) -> Tensor:
@@ -66,30 +79,35 @@ declare(
     _plain_norm_parts,
     native.norm_parts,
     lambda tensors: torch.empty(3, dtype=torch.float64, device=tensors[0].device if tensors else None),
+    cuda.norm_parts,
 )
 declare(
     "row_norms(Tensor matrix) -> Tensor",
     _plain_row_norms,
     native.row_norms,
     _norms_like,
+    cuda.row_norms,
 )
 declare(
     "clip_rows_(Tensor(a!) matrix, Tensor lam) -> Tensor",
     _plain_clip_rows_,
     native.clip_rows_,
     _norms_like,
+    cuda.clip_rows_,
 )
 declare(
     "batched_clipped_sgd_(Tensor(a!) X, Tensor G, Tensor lr, Tensor lam) -> Tensor",
     _plain_batched_clipped_sgd_,
     native.batched_clipped_sgd_,
     _norms_like,
+    cuda.batched_clipped_sgd_,
 )
 declare(
     "clip_and_aggregate(Tensor matrix, Tensor lam, Tensor? weights, str reduce) -> Tensor",
     _plain_clip_and_aggregate,
     native.clip_and_aggregate,
     lambda matrix, lam, weights, reduce: matrix.new_empty(matrix.shape[1]),
+    cuda.clip_and_aggregate,
 )
 
 
@@ -124,7 +142,7 @@ def _scalar(value: Any, check: Callable[[Any], float]) -> Any:
     """A checked number; under torch.compile a tensor's value is not known yet and is taken as it is."""
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return value
-    return check(value)
+    return cuda.number(value, check)
 
 
 def _as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -144,6 +162,8 @@ def global_norm(tensors: Any) -> Tensor:
     items = checks.tensors("tensors", tensors)
     if native.direct(*items):
         return native.norm_parts(items)[0]
+    if items and cuda.direct(*items):
+        return cuda.norm_parts(items)[0]
     if native.transformed():
         return reference.global_norm(items).value
     result: Tensor = _OPS.norm_parts(items)[0]
@@ -159,6 +179,8 @@ def row_norms(matrix: Tensor) -> Tensor:
     checks.matrix("matrix", matrix)
     if native.direct(matrix):
         return native.row_norms(matrix)
+    if cuda.direct(matrix):
+        return cuda.row_norms(matrix)
     if native.transformed():
         return _plain_row_norms(matrix)
     result: Tensor = _OPS.row_norms(matrix)
@@ -180,6 +202,8 @@ def clip_rows_(matrix: Tensor, lam: float | Tensor) -> Tensor:
     lam = _scalar(lam, checks.lam)
     if native.direct(matrix):
         return native.clip_rows_(matrix, lam)
+    if cuda.direct(matrix):
+        return cuda.clip_rows_(matrix, lam)
     result: Tensor = _OPS.clip_rows_(matrix, _as_tensor(lam, matrix))
     return result
 
@@ -202,6 +226,8 @@ def batched_clipped_sgd_(X: Tensor, G: Tensor, lr: float | Tensor, lam: float | 
     lam = _scalar(lam, checks.lam)
     if native.direct(X, G):
         return native.batched_clipped_sgd_(X, G, lr, lam)
+    if cuda.direct(X, G):
+        return cuda.batched_clipped_sgd_(X, G, lr, lam)
     result: Tensor = _OPS.batched_clipped_sgd_(X, G, _as_tensor(lr, X), _as_tensor(lam, X))
     return result
 
@@ -244,12 +270,16 @@ def _aggregate_rows(rows: Tensor | list[Tensor], lam: Any, weights: Tensor | Non
         out = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
         if native.aggregate(rows, 1, float(lam), weights, reduce == "mean", False, [out], False, 1.0) is not None:
             return out
+    if cuda.direct(*rows):
+        return cuda.clip_and_aggregate(rows, lam, weights, reduce)
     return _aggregate_matrix(torch.stack(rows), lam, weights, reduce)
 
 
 def _aggregate_matrix(matrix: Tensor, lam: Any, weights: Tensor | None, reduce: str) -> Tensor:
     if native.direct(matrix):
         return native.clip_and_aggregate(matrix, lam, weights, reduce)
+    if cuda.direct(matrix):
+        return cuda.clip_and_aggregate(matrix, lam, weights, reduce)
     weights = None if weights is None else weights.to(matrix.device)
     if native.transformed():
         return _plain_clip_and_aggregate(matrix, lam, weights, reduce)

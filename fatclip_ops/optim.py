@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd import profiler as _profiler
 from torch.optim import Optimizer
 
-from . import checks, native
+from . import checks, cuda, native
 from .config import NATIVE, REASON
 from .ops import clip_rows_
 from .reference import Hyper
 from .rounds import Rounds
-from .step import Work, as_real, run_native, run_plain
+from .step import Work, as_real, run_cuda, run_native, run_plain
 from .traced import clipped_sgd_, norm_parts
 
 _torch_module = sys.modules[Optimizer.__module__]
@@ -73,13 +73,14 @@ class FatClipOptimizer(Rounds):
         checks.choice("nonfinite", nonfinite, _NONFINITE)
         if fused is not None:
             checks.flag("fused", fused)
-        if fused and NATIVE is None:
+        if fused and NATIVE is None and cuda.RUNTIME is None:
             raise ValueError(f"fused=True needs the native extension: {REASON}")
         self.nonfinite = nonfinite
         self.fused = fused
         # Written in place, and not 0-dim: torch.compile loses assignments and writes to 0-dim float64 tensors.
         self._norm = torch.zeros(1, dtype=torch.float64)
         self._skips = torch.zeros((), dtype=torch.int64)
+        self._device_skips: Tensor | None = None  # what the CUDA kernels have counted
         defaults = {
             "lr": lr,
             "lam": lam,
@@ -99,7 +100,7 @@ class FatClipOptimizer(Rounds):
     @property
     def skipped(self) -> int:
         """How many steps were left out, by nonfinite="skip" or by a GradScaler."""
-        return int(self._skips)
+        return int(self._skips) + (0 if self._device_skips is None else int(self._device_skips))
 
     # ---- what every torch optimizer does
 
@@ -150,9 +151,13 @@ class FatClipOptimizer(Rounds):
         work = self._collect()
         folds = self._folds() if self._in_round else []
         stepped = run_native(work) if self.fused is not False and native.eager() else None
+        if stepped is None and self.fused is not False and cuda.RUNTIME is not None:
+            stepped = self._step_cuda(work)
         if stepped is None:
-            if self.fused:
-                raise ValueError("fused=True, but some parameter, gradient or momentum buffer is not plain CPU memory")
+            if self.fused and work.params:
+                raise ValueError(
+                    "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
+                )
             stepped = run_plain(work)
         if not stepped:
             self._leave_out(work)
@@ -165,6 +170,19 @@ class FatClipOptimizer(Rounds):
                     self.state[p]["momentum_buffer"] = buffer
         return loss
 
+    def _step_cuda(self, work: Work) -> bool | None:
+        """By the CUDA kernels, which leave the norm and the count of skipped steps on the device."""
+        if not work.params or not cuda.owns(work.params[0]):
+            return None
+        device = work.params[0].device
+        if self._norm.device != device:
+            self._norm = work.report = torch.zeros(1, dtype=torch.float64, device=device)
+        if self._device_skips is None:
+            self._device_skips = torch.zeros(1, dtype=torch.float64, device=device)
+        elif self._device_skips.device != device:  # the model has moved
+            self._device_skips = self._device_skips.to(device)
+        return run_cuda(work, self._device_skips)
+
     _observed_step = Optimizer.profile_hook_step(_step)
 
     def _collect(self) -> Work:
@@ -173,7 +191,7 @@ class FatClipOptimizer(Rounds):
         lam = groups[0]["lam"]
         if len(groups) > 1:
             checks.one_lam([group["lam"] for group in groups])
-        work = Work(checks.lam(lam) if self._clips_steps else math.inf, self.nonfinite, self._norm)
+        work = Work(cuda.number(lam, checks.lam) if self._clips_steps else math.inf, self.nonfinite, self._norm)
         if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:
             self._take_scale(work)
         add_param, add_grad, add_buffer = work.params.append, work.grads.append, work.buffers.append
@@ -203,6 +221,9 @@ class FatClipOptimizer(Rounds):
     def _take_scale(self, work: Work) -> None:
         """What a GradScaler leaves on the optimizer for the time of a step."""
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if cuda.owns(scale) or cuda.owns(found_inf):
+            work.device_scale, work.device_found_inf = scale, found_inf
+            return
         work.inv_scale = 1.0 if scale is None else 1.0 / float(scale)
         work.found_inf = found_inf is not None and float(found_inf) > 0
 
@@ -215,7 +236,7 @@ class FatClipOptimizer(Rounds):
             clipped_sgd_(update, norm, lam, group, self.nonfinite)
         self._norm.copy_(norm[0])
         if self.nonfinite == "skip":
-            self._skips.add_(~torch.isfinite(norm[1]))
+            self._skips.add_((~torch.isfinite(norm[1])).to(self._skips.device))
 
     def _gather_traced(self, group: dict[str, Any]) -> Work:
         """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
@@ -235,6 +256,7 @@ class FatClipOptimizer(Rounds):
 
     def _leave_out(self, work: Work) -> None:
         """Counts a step that was not taken, or says why."""
+        work.settle()
         if self.nonfinite == "raise" and not work.found_inf:
             bad = next(p for p, g in zip(work.params, work.grads, strict=True) if not torch.isfinite(g).all())
             raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
@@ -250,7 +272,7 @@ class FatClipOptimizer(Rounds):
         return f"a parameter of shape {tuple(p.shape)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "fused", "_norm", "_skips")
+        own = ("nonfinite", "fused", "_norm", "_skips", "_device_skips")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -302,7 +324,7 @@ class FatClipPR(FatClipOptimizer):
 
 def _hyper(group: dict[str, Any]) -> Hyper:
     return Hyper(
-        checks.lr(group["lr"]),
+        cuda.number(group["lr"], checks.lr),
         group["momentum"],
         group["dampening"],
         float(group["weight_decay"]),

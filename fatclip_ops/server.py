@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, native, reference
+from . import checks, cuda, native, reference
 from .weights import prepare
 
 
@@ -22,10 +22,16 @@ class ServerResult:
     applied: whether the model was moved; False where every client (or all the weight) was rejected.
     """
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_given",)
 
-    def __init__(self, raw: native.Aggregate) -> None:
-        self._raw = raw
+    def __init__(self, given: native.Aggregate | Tensor) -> None:
+        self._given = given
+
+    @property
+    def _raw(self) -> native.Aggregate:
+        if isinstance(self._given, Tensor):  # still on its device: the first who looks waits
+            self._given = cuda.read_aggregate(self._given)
+        return self._given
 
     def _halves(self) -> Tensor:
         return torch.frombuffer(self._raw[0], dtype=torch.float64).clone().view(2, -1)
@@ -110,6 +116,8 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
+        if cuda.RUNTIME is not None and cuda.owns(self.params[0]) and cuda.eager():
+            return self._step_cuda(deltas, weights)
         lr, lam, strict = self.lr, self.lam, self.nonfinite == "raise"
         if not (type(lr) is float and 0 <= lr < math.inf and type(lam) is float and lam > 0):
             lr, lam = checks.lr(lr), checks.lam(lam)
@@ -124,6 +132,38 @@ class FatClipServer:
         if strict and result[1]:
             raise ValueError(f"clients {list(result[1])} sent nan or inf; the model was not moved")
         return ServerResult(result)
+
+    @torch.no_grad()
+    def _step_cuda(self, deltas: Any, weights: Any) -> ServerResult:
+        """By the CUDA kernels, without waiting for the device unless weights are on it or nonfinite is "raise"."""
+        lr, lam = cuda.number(self.lr, checks.lr), cuda.number(self.lam, checks.lam)
+        strict, mean, device = self.nonfinite == "raise", self.reduce == "mean", self.params[0].device
+        rows, clients, pieces = self._rows(deltas)
+        if clients == 0:
+            raise ValueError(f"deltas has no clients, got {checks.describe(deltas)}")
+        on_host = isinstance(lr, float)
+        w, factor = prepare(
+            weights, clients, lambda: _finite(rows, clients, pieces), self.reduce, lr if on_host else 1.0
+        )
+        lr = factor if on_host else lr * factor
+        rows = _on(device, rows)
+        targets = self.params
+        info = cuda.aggregate(rows, pieces, lam, w, mean, strict, targets, True, lr)
+        if info is None:  # some layout does not fit: on row-major copies
+            targets = [native.plain_layout(p.detach()) for p in self.params]
+            rows = _alike(rows) if pieces else native.plain_layout(rows.detach())
+            info = cuda.aggregate(rows, pieces, lam, w, mean, strict, targets, True, lr)
+            if info is None:
+                raise TypeError("expected plain CUDA tensors, got some without memory of their own (a subclass?)")
+        result = ServerResult(info)
+        if strict and result.rejected:
+            raise ValueError(f"clients {result.rejected} sent nan or inf; the model was not moved")
+        if targets is self.params:
+            native.bump(targets)
+        else:
+            for p, target in zip(self.params, targets, strict=True):
+                p.copy_(target)
+        return result
 
     def _any(self, deltas: Any, weights: Any, lr: float, lam: float, strict: bool) -> native.Aggregate:
         """A step from updates and weights in any form."""
@@ -215,6 +255,11 @@ def _finite(rows: Any, clients: int, pieces: int) -> list[bool]:
         return torch.isfinite(rows).all(1).tolist()
     groups = (rows[i * pieces : (i + 1) * pieces] for i in range(clients))
     return [all(bool(torch.isfinite(t).all()) for t in group) for group in groups]
+
+
+def _on(device: torch.device, rows: Any) -> Any:
+    """A matrix, or a list of tensors, on a device."""
+    return rows.to(device) if isinstance(rows, Tensor) else [t.to(device) for t in rows]
 
 
 def _alike(tensors: list[Tensor]) -> list[Tensor]:

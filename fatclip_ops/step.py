@@ -1,19 +1,21 @@
 """One clipped SGD step over everything an optimizer holds: by the native kernels, or by the reference."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import native, reference
+from . import checks, cuda, native, reference
 from .reference import Hyper
 
 
 class Work:
     """The tensors of one step: entry i of every list belongs to parameter i."""
 
-    def __init__(self, lam: float = math.inf, nonfinite: str = "skip", report: Tensor | None = None) -> None:
+    def __init__(self, lam: Any = math.inf, nonfinite: str = "skip", report: Tensor | None = None) -> None:
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.buffers: list[Tensor | None] = []
@@ -23,9 +25,20 @@ class Work:
         self.lam = lam
         self.inv_scale = 1.0  # undoes a GradScaler's factor
         self.found_inf = False  # a GradScaler wants this step skipped
+        # both as a GradScaler left them on a device: to look at them is to wait
+        self.device_scale: Tensor | None = None
+        self.device_found_inf: Tensor | None = None
         self.nonfinite = nonfinite
         # where the norm of the unscaled gradient goes: one float64
         self.report = torch.empty(1, dtype=torch.float64) if report is None else report
+
+    def settle(self) -> None:
+        """Reads from the device what only the CUDA kernels can leave there."""
+        if self.device_scale is not None:
+            self.inv_scale = 1.0 / float(self.device_scale)
+        if self.device_found_inf is not None:
+            self.found_inf = float(self.device_found_inf) > 0
+        self.device_scale = self.device_found_inf = None
 
 
 def as_real(t: Tensor) -> Tensor:
@@ -41,10 +54,52 @@ def run_native(work: Work, norm: reference.Norm | None = None) -> bool | None:
     known = None if norm is None else (float(norm.mantissa), int(norm.exponent))
     result = _call(work, work.params, work.grads, work.buffers, known)
     if result is None:
-        return _run_relaid(work, known)
+        return _run_relaid(work, lambda p, g, b: _call(work, p, g, b, known), lambda p: p.is_cpu)
     if result:
         native.bump(work.params)
     return result
+
+
+def run_cuda(work: Work, skips: Tensor | None = None, norm: Tensor | None = None) -> bool | None:
+    """The step by the CUDA kernels; None where they cannot take it, having done nothing.
+
+    Nothing waits: the device decides whether the step is taken and counts in `skips` where it is not, and True is what
+    is returned. Two things need the answer here and wait for it: nonfinite="raise", and a first step with dampening.
+    norm: value, mantissa and exponent of that of the gradients, where it is known already.
+    """
+    if not work.params or not cuda.eager() or not cuda.owns(work.params[0]):
+        return None
+    may_skip = work.nonfinite != "propagate" or work.device_found_inf is not None or work.found_inf
+    damped = any(f and work.hypers[i].dampening != 0 for f, i in zip(work.fresh, work.groups, strict=True))
+    fresh = work.fresh
+    if may_skip and not damped and any(fresh):
+        # a buffer of zeros takes the first gradient as an empty one does, and may stay if the step is skipped
+        torch._foreach_zero_([b for b, f in zip(work.buffers, fresh, strict=True) if f and b is not None])
+        fresh = [False] * len(fresh)
+    wait = work.nonfinite == "raise" or (may_skip and damped)
+    like = work.params[0]
+    taken = torch.empty(1, dtype=torch.float64, device=like.device) if wait else None
+    rest = (*_device_numbers(work), norm, work.report, None if wait else skips, taken)
+
+    def call(params: list[Tensor], grads: list[Tensor], buffers: list[Tensor | None]) -> bool | None:
+        return cuda.sgd_step(like, params, grads, buffers, fresh, *rest) or None
+
+    result = call(work.params, work.grads, work.buffers)
+    if result is None:
+        result = _run_relaid(work, call, cuda.owns)
+    if result and taken is not None:
+        result = bool(taken.item())
+    if result:
+        native.bump(work.params)
+    return result
+
+
+def _device_numbers(work: Work) -> tuple[Any, ...]:
+    """Groups, hyper-parameters, lam, scale, found_inf and whether to skip, as the CUDA kernels take them."""
+    hypers = [(cuda.scalar(h.lr), *map(float, h[1:4]), h.nesterov, h.maximize) for h in work.hypers]
+    scale = 1 / work.inv_scale if work.device_scale is None else cuda.scalar(work.device_scale)
+    found = float(work.found_inf) if work.device_found_inf is None else cuda.scalar(work.device_found_inf)
+    return work.groups, hypers, cuda.scalar(work.lam), scale, found, work.nonfinite != "propagate"
 
 
 def _call(
@@ -60,7 +115,7 @@ def _call(
 
 
 @torch.no_grad()
-def _run_relaid(work: Work, known: tuple[float, int] | None) -> bool | None:
+def _run_relaid(work: Work, call: Callable[..., bool | None], at_home: Callable[[Tensor], bool]) -> bool | None:
     """The same where layouts differ: on copies laid out like the parameter, which are then brought home.
 
     Parameters are dense or copied, complex ones are seen as pairs of real ones.
@@ -68,7 +123,7 @@ def _run_relaid(work: Work, known: tuple[float, int] | None) -> bool | None:
     params, grads, homes = [], [], []
     buffers: list[Tensor | None] = []
     for p, g, b in zip(work.params, work.grads, work.buffers, strict=True):
-        if type(p) not in (Tensor, Parameter) or not p.is_cpu or g.dtype != p.dtype:
+        if type(p) not in (Tensor, Parameter) or not at_home(p) or g.dtype != p.dtype or g.device != p.device:
             return None
         real = as_real(p)
         params.append(real if is_dense(real) else native.plain_layout(real))
@@ -77,7 +132,7 @@ def _run_relaid(work: Work, known: tuple[float, int] | None) -> bool | None:
         buffers.append(None if b is None else _laid_out_as(params[-1], as_real(b)))
         if b is not None and buffers[-1] is not None:
             homes.append((as_real(b), buffers[-1]))
-    result = _call(work, params, grads, buffers, known)
+    result = call(params, grads, buffers)
     if result:
         for home, copy in homes:
             if home.data_ptr() != copy.data_ptr():
@@ -104,6 +159,8 @@ def _laid_out_as(like: Tensor, t: Tensor) -> Tensor:
 @torch.no_grad()
 def run_plain(work: Work, norm: reference.Norm | None = None) -> bool:
     """The same by the reference: any device, any strides."""
+    checks.one_device(work.params)
+    work.settle()
     grads = [as_real(g) for g in work.grads]
     norm = reference.global_norm(grads) if norm is None else norm
     norm = reference.Norm(norm.mantissa * work.inv_scale, norm.exponent)

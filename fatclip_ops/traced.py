@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .ops import declare
 from .reference import Hyper, Norm
-from .step import Work, as_real, run_native, run_plain
+from .step import Work, as_real, run_cuda, run_native, run_plain
 
 
 def norm_parts(tensors: list[Tensor]) -> Tensor:
@@ -78,6 +78,18 @@ def _native(*args: Any) -> None:
     _accept(work, run_plain(work, norm) if stepped is None else stepped)
 
 
+def _device(*args: Any) -> None:
+    norm, lr, lam = args[4:7]
+    unknown = torch.ones((), dtype=torch.float64)
+    work, _ = _work(*(*args[:5], unknown, unknown, *args[7:]))
+    work.lam, work.hypers = lam, [work.hypers[0]._replace(lr=lr)]  # numbers on the device stay there
+    stepped = run_cuda(work, norm=norm)
+    if stepped is None:
+        _plain(*args)
+    else:
+        _accept(work, stepped)
+
+
 def _accept(work: Work, stepped: bool) -> None:
     if not stepped and work.nonfinite == "raise":
         bad = next(i for i, g in enumerate(work.grads) if not torch.isfinite(g).all())
@@ -91,4 +103,5 @@ declare(
     _plain,
     _native,
     lambda *args: None,
+    _device,
 )

@@ -3,6 +3,12 @@
 #include <cmath>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define FATCLIP_DEVICE __host__ __device__ __forceinline__
+#else
+#define FATCLIP_DEVICE inline __attribute__((always_inline))
+#endif
+
 namespace fatclip {
 
 // The four dtypes, numbered as Python passes them.
@@ -13,9 +19,9 @@ struct Norm {
   double mantissa = 0;
   int exponent = 0;
 
-  double value() const { return exponent ? std::ldexp(mantissa, exponent) : mantissa; }
+  FATCLIP_DEVICE double value() const { return exponent ? std::ldexp(mantissa, exponent) : mantissa; }
   // Whether every element was finite; value() itself may still exceed the float64 range.
-  bool finite() const { return std::isfinite(mantissa); }
+  FATCLIP_DEVICE bool finite() const { return std::isfinite(mantissa); }
 };
 
 // c as a product of two factors, first a power of two, so that x * first * second is accurate
@@ -25,21 +31,21 @@ struct Factor {
   T first = 1, second = 1;
 };
 
-inline bool clips(const Norm& norm, double lam) { return norm.value() > lam && !std::isinf(lam); }
+FATCLIP_DEVICE bool clips(const Norm& norm, double lam) { return norm.value() > lam && !std::isinf(lam); }
 
 // A positive number as value * 2^exponent with value near 1, beyond the range of double if need be.
 struct Scaled {
   double value;
   int exponent;
 };
-inline Scaled operator/(double lam, const Norm& norm) {
+FATCLIP_DEVICE Scaled operator/(double lam, const Norm& norm) {
   int a = 0, b = 0;
   const double top = std::frexp(lam, &a), bottom = std::frexp(norm.mantissa, &b);
   return {top / bottom, a - b - norm.exponent};
 }
 
 // min(1, lam / norm) as a plain double; 0 for a non-finite norm under a finite lam.
-inline double coefficient(const Norm& norm, double lam) {
+FATCLIP_DEVICE double coefficient(const Norm& norm, double lam) {
   if (std::isinf(lam)) return 1;
   if (!norm.finite()) return 0;
   if (!clips(norm, lam)) return 1;
@@ -51,7 +57,7 @@ inline double coefficient(const Norm& norm, double lam) {
 
 // c * weight, split for the range of T.
 template <class T>
-Factor<T> split(Scaled c, double weight) {
+FATCLIP_DEVICE Factor<T> split(Scaled c, double weight) {
   constexpr int kMin = sizeof(T) == 4 ? -126 : -1022;  // smallest normal power of two
   constexpr int kSafe = sizeof(T) == 4 ? -100 : -1000;
   int of_weight = 0, shift = 0;
@@ -65,7 +71,7 @@ Factor<T> split(Scaled c, double weight) {
 // The factor for gradients that carry an extra scale (a GradScaler's): min(1, lam / norm) * inv_scale, where `norm` is
 // that of the unscaled gradient.
 template <class T>
-Factor<T> factor(const Norm& norm, double lam, double inv_scale = 1) {
+FATCLIP_DEVICE Factor<T> factor(const Norm& norm, double lam, double inv_scale = 1) {
   if (!norm.finite() && !std::isinf(lam)) return {T(1), T(0)};
   return split<T>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, inv_scale);
 }

@@ -5,12 +5,6 @@
 #pragma once
 #include "clip.h"
 
-#ifdef __CUDACC__
-#define FATCLIP_DEVICE __host__ __device__ __forceinline__
-#else
-#define FATCLIP_DEVICE inline __attribute__((always_inline))
-#endif
-
 namespace fatclip {
 
 // The caller's hyper-parameters of one parameter group.

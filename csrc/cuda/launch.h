@@ -1,0 +1,136 @@
+// The operations on CUDA memory: raw pointers, 64-bit sizes, a stream. No PyTorch, no Python.
+//
+// Every launcher returns a CUDA error code (0: fine) and only enqueues work: nothing here waits for the device, so a
+// sequence of calls can be captured in a CUDA graph. Norms, factors, the decision to skip a step and the rejected rows
+// stay in device memory. Pointers are device pointers unless they are called host.
+#pragma once
+#include <cstdint>
+
+#include "../core/sgd.h"
+
+namespace fatclip {
+namespace cuda {
+
+constexpr int64_t kSize[kDTypes] = {4, 8, 2, 2};
+// Elements that one block of threads takes. It is fixed, so that sums run in one order on every GPU.
+constexpr int64_t kChunk = 8192;
+
+// A number that the host knows, or one that only the device knows.
+struct Scalar {
+  double value = 0;
+  const double* device = nullptr;
+};
+
+// A chunk's sum of squares, sum * 4^exponent.
+struct alignas(16) Partial {
+  double sum;
+  double exponent;
+};
+
+// What becomes of one row, or of one step: its norm (mantissa * 2^exponent), whether it is scaled or moved at all, and
+// the factor first * second (see Factor).
+struct alignas(16) RowState {
+  double first, second, mantissa;
+  int32_t exponent, apply;
+};
+
+// `rows` runs of n elements, `stride` elements apart: a tensor (rows = 1), a matrix, or one row of a list.
+struct Block {
+  const void* data;
+  int64_t rows, stride, n;
+  DType dtype;
+
+  int64_t chunks_per_row() const { return (n + kChunk - 1) / kChunk; }
+  int64_t chunks() const { return rows * chunks_per_row(); }
+};
+
+// partials[i] = the sum of squares of chunk i, counted through blocks, rows and chunks in order. `blocks` is on the
+// host.
+int sum_squares(const Block* blocks, int64_t count, Partial* partials, void* stream);
+
+// How one step is decided.
+struct Decide {
+  const Partial* partials;
+  int64_t count;
+  const double* known;  // value, mantissa, exponent of the norm instead of partials, or null
+  Scalar lam, scale;    // scale: by what the gradients were multiplied
+  Scalar found_inf;     // above 0: leave the step out
+  bool skip_nonfinite;
+  double* report;   // the norm of the unscaled gradient, or null
+  double* parts;    // value, mantissa, exponent of it, or null
+  double* skips;    // counts steps left out, or null
+  double* taken;    // 1 or 0, or null
+  RowState* state;  // two: the factor for float and for double arithmetic; or null
+};
+int finish_step(const Decide& decide, void* stream);
+
+// Whether the current device can run these kernels at all.
+int probe();
+
+enum Use : int { kClip, kMove, kWeigh };  // which rows have `apply` set: those above lam; the finite ones (twice)
+
+// The norm and the state of each of m rows from its `per_row` partials.
+int finish_rows(const Partial* partials, int64_t m, int64_t per_row, Scalar lam, Use use, DType dtype, double* norms,
+                RowState* states, void* stream);
+
+// x and g: `rows` runs of n elements; row i takes state[i]. buffer: null, or laid out as x.
+struct Update {
+  void* x;
+  const void* g;
+  void* buffer;
+  int64_t rows, x_stride, g_stride, n;
+};
+// The clipped SGD update of all items (on the host), which share everything else. hyper.lr is not read.
+int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, const SgdHyper& hyper, Scalar lr,
+        const RowState* state, void* stream);
+
+// Rows whose state says so, times their factor, in place.
+int scale_rows(void* x, int64_t m, int64_t stride, int64_t n, DType dtype, const RowState* states, void* stream);
+
+// What an aggregate needs to know of all rows together, and what it tells the caller.
+struct alignas(16) Summary {
+  double mass, scale, divisor;  // scale: 0 where nothing is applied
+  double clipped, rejected, applied;
+  double exponent;  // the weights are multiplied by 2^-exponent
+  double unused;
+};
+struct Weigh {
+  const RowState* states;
+  int64_t m;
+  Scalar lam, scale;
+  const double* weights;  // or null
+  bool mean, strict;
+  DType dtype;
+  double* coefs;
+  double* rejected;   // 1 or 0
+  void* row_weights;  // m times three floats, or doubles for float64
+  Summary* summary;
+};
+int weigh(const Weigh& args, void* stream);
+
+// Where an aggregate goes. Its columns are [column, column + n) of the rows.
+struct Target {
+  void* data;
+  int64_t n, column;
+  DType dtype;
+};
+// Rows at base + i * stride, or (base null) at list[i]; `list` and `targets` are on the host. acc: room for the running
+// sum of all columns, needed where the list is longer than list_rows().
+struct Aggregate {
+  const void* base;
+  int64_t stride;
+  const void* const* list;
+  int64_t m;
+  DType dtype;
+  const Target* targets;
+  int64_t target_count;
+  const void* row_weights;
+  const Summary* summary;
+  double* acc;
+  bool subtract;
+};
+int64_t list_rows();
+int aggregate(const Aggregate& args, void* stream);
+
+}  // namespace cuda
+}  // namespace fatclip

@@ -1,0 +1,91 @@
+"""The CUDA path of the library with another launcher: the same kernels, bindings and Python, in CPU memory.
+
+FATCLIP_TEST_DEVICE=cuda runs the tests of operations on a GPU instead.
+"""
+
+import importlib.util
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from host_cuda_builds import Builds, can_build, host_module
+
+from fatclip_ops import cuda, native
+
+ON_GPU = os.environ.get("FATCLIP_TEST_DEVICE", "") == "cuda"
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory):
+    if not can_build():
+        pytest.skip("needs g++ on x86-64 Linux")
+    with ThreadPoolExecutor(2) as pool:
+        yield Builds(tmp_path_factory.mktemp("host_cuda"), pool)
+
+
+class Counted:
+    """A module whose calls are counted by name."""
+
+    def __init__(self, module):
+        self.module, self.calls = module, []
+
+    def __getattr__(self, name):
+        function = getattr(self.module, name)
+
+        def call(*args):
+            self.calls.append(name)
+            return function(*args)
+
+        return call
+
+
+class HostRuntime(cuda.Runtime):
+    """For the bridge, CPU memory is the device, and its stream is 0."""
+
+    def owns(self, tensor):
+        return tensor.is_cpu
+
+    def stream(self, device):
+        return 0
+
+
+@pytest.fixture(scope="session")
+def host_cuda(tmp_path_factory):
+    if not can_build():
+        pytest.skip("needs g++ on x86-64 Linux")
+    path = host_module(tmp_path_factory.mktemp("host_module"))
+    spec = importlib.util.spec_from_file_location("_host_cuda", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """Where the tensors of a test go; `device.calls` are the functions of the CUDA module that ran."""
+    if ON_GPU:
+        assert cuda.RUNTIME is not None, "FATCLIP_TEST_DEVICE=cuda, but the CUDA kernels are not in use"
+        counted = Counted(cuda.RUNTIME.module)
+        monkeypatch.setattr(cuda.RUNTIME, "module", counted)
+        return Device(torch.device("cuda"), counted.calls)
+    counted = Counted(request.getfixturevalue("host_cuda"))
+    monkeypatch.setattr(cuda, "RUNTIME", HostRuntime(counted))
+    monkeypatch.setattr(native, "NATIVE", None)  # or the CPU kernels would take the tensors
+    counted.calls.clear()
+    return Device(torch.device("cpu"), counted.calls)
+
+
+class Device:
+    def __init__(self, device, calls):
+        self.device, self.calls = device, calls
+
+    def __call__(self, tensor):
+        return tensor.to(self.device)
+
+
+@pytest.fixture(params=["forward"] if ON_GPU else ["forward", "reverse", "random:5"])
+def order(request, monkeypatch):
+    """The order in which the stand-in runs threads and blocks."""
+    monkeypatch.setenv("HOSTCUDA_ORDER", request.param)
+    return request.param
