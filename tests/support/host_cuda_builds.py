@@ -29,7 +29,7 @@ def can_build() -> bool:
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HOSTCUDA_")}
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900, env={**clean, **env})
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=3600, env={**clean, **env})
 
 
 def compiled(target: Path, source: Path, flags: str) -> str:
