@@ -33,7 +33,7 @@ CASES = [
     _with(_W["W2"], "cnn-1", "CIFAR-10 CNN, 5 of m = 10 clients, batch 50, one step", local_steps=1),
     _W["W2"],
     _W["W3"],
-    _with(_W["W3"], "lstm-4", "Shakespeare LSTM, m = 143, batch 10, 4 steps", local_steps=4),
+    _W["W3b"],
 ]
 
 

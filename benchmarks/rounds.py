@@ -47,7 +47,7 @@ def side_of(name: str, path: Path, lam: float, args: argparse.Namespace, folder:
 def sides_of(
     workload: Workload, path: Path, lam: float, args: argparse.Namespace, folder: Path, left_out: dict[str, str]
 ) -> Iterable[Side]:
-    peers = [] if workload.model == "quadratic" else args.peers  # the other libraries have no stacked seeds
+    peers = args.peers if workload.peers else []
     for name in (LOOP, OURS, *peers, PEAK):
         try:
             yield side_of(name, path, lam, args, folder)

@@ -38,6 +38,7 @@ class Workload:
     flops: int  # per sample: forward, and backward into the weights and every input but the data
     targets: dict[str, float] = field(default_factory=dict)
     seeds: int = 1
+    peers: bool = True  # whether the other libraries take part
 
     def config(self, algorithm: str, **changes: Any) -> Config:
         lam = self.lam if algorithm == "fatclip-pi" else math.inf
@@ -72,6 +73,7 @@ WORKLOADS = {
             lam=3.0,
             flops=6,
             seeds=20,
+            peers=False,  # they have no seeds to stack
         ),
         Workload(
             "W1a",
@@ -108,6 +110,16 @@ WORKLOADS = {
             lam=0.5,
             flops=_lstm_flops(),
             targets={"loop": 2.4, "pfl": 1.7, "fedjax": 4},
+        ),
+        Workload(
+            "W3b",
+            "the same, 4 steps",
+            "lstm",
+            _LSTM | {"local_steps": 4},
+            lam=0.5,
+            flops=_lstm_flops(),
+            targets={"loop": 1.3},
+            peers=False,
         ),
     )
 }

@@ -16,6 +16,8 @@ from .chunks import Report, Task, Worker
 from .outcome import PHASES, Clock, Outcome
 from .workers import Pool, Slots
 
+_MOST_SLOTS = 4096  # their numbers have to fit into a pipe
+
 Show = Callable[[Indices, Tensor, list[int]], None]
 
 
@@ -28,7 +30,7 @@ class CohortRounds:
         self.chunk = self.worker.chunk
         chunks = -(-self.config.participating // self.chunk)
         wanted = self.config.cohort or self._default_cohort()
-        self.slots = min(chunks, -(-wanted // self.chunk))
+        self.slots = min(chunks, -(-wanted // self.chunk), _MOST_SLOTS)
         width = min(self.chunk, self.config.clients)
         self.room = Slots.make(self.slots, width, problem.model.dim, problem.dtype)
         self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))

@@ -180,6 +180,7 @@ class Pool:
             other.close()
         os.close(self._tokens[1])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent does with it
         torch.set_num_threads(1)
         self._rows = None
         with on_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):

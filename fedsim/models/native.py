@@ -1,4 +1,4 @@
-"""The native gradient of the logistic regression (csrc/cpu/logistic.cpp), where the extension has been built."""
+"""Native parts of the models' gradients (csrc/cpu/logistic.cpp, lstm.cpp), where the extension has been built."""
 
 import ctypes
 import importlib.util
@@ -10,19 +10,20 @@ from torch import Tensor
 
 from fatclip_ops import backend
 
+POINTER, SIZE = ctypes.c_void_p, ctypes.c_int64
+
 
 @cache
-def _function() -> Any:
-    """The C function, or None where there is no extension, or an older one."""
+def _function(name: str, pointers: int, sizes: int, *rest: Any) -> Any:
+    """A C function of the extension, or None where there is no extension, or an older one."""
     if backend() != "native":
         return None
     spec = importlib.util.find_spec("fatclip_ops._native")
     assert spec is not None
     assert spec.origin is not None
-    function = getattr(ctypes.CDLL(spec.origin), "fatclip_logistic_gradients", None)
+    function = getattr(ctypes.CDLL(spec.origin), name, None)
     if function is not None:
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        function.argtypes = [pointer] * 4 + [size] * 4 + [pointer, size, pointer, size]
+        function.argtypes = [POINTER] * pointers + [SIZE] * sizes + list(rest)
     return function
 
 
@@ -30,7 +31,7 @@ def logistic_gradients(
     rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor, classes: int
 ) -> bool:
     """As Model.gradients_of; False, and nothing done, where it has to be computed another way."""
-    function = _function()
+    function = _function("fatclip_logistic_gradients", 4, 4, POINTER, SIZE, POINTER, SIZE)
     x, y = data
     if function is None or any(t.dtype != torch.float32 for t in (rows, x, weights, out)):
         return False
@@ -64,3 +65,14 @@ def _range(y: Tensor) -> tuple[int, int]:
         _seen.clear()
         found = _seen[id(y)] = (y, y._version, (int(low), int(high)))
     return found[2]
+
+
+def lstm_cell() -> tuple[Any, Any] | None:
+    """The forward and the backward function of an LSTM's pointwise step, or None where PyTorch has to do it."""
+    here = _function("fatclip_lstm_native", 0, 0)
+    if here is None or not here():
+        return None
+    found = _function("fatclip_lstm_forward", 6, 4), _function("fatclip_lstm_backward", 8, 6)
+    for function in found:
+        function.restype = None
+    return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .logistic import residuals
+from .native import lstm_cell
 
 FACTORS = (2.0, 1.0, 4.0, 1.0)  # of the derivatives in the gates i, f, g, o
 
@@ -33,7 +34,8 @@ class Recurrence:
         second.load(layers[4:])
         _embed(embedding, codes, first.inputs)
         for t in range(len(codes)):
-            second.forward(t, first.forward(t))
+            first.forward(t, second.inputs[t])
+            second.forward(t, None)
         last = second.state(len(codes))
         logits = last @ fc_weight.transpose(-1, -2) + fc_bias.unsqueeze(-2)
         flow = residuals(logits.transpose(1, 2), y, weights).transpose(1, 2)
@@ -80,17 +82,12 @@ def _embed(table: Tensor, codes: Tensor, inputs: Tensor) -> None:
 
 def _backward(first: "Layer", second: "Layer", flow: Tensor) -> Tensor:
     """Through time, both layers together; returns the derivatives in the embedded characters."""
-    length, width = len(first.inputs), first.width
-    inputs = flow.new_empty(length, *flow.shape[:2], width)
-    into_first = torch.empty_like(flow)
-    for t in range(length - 1, -1, -1):
-        at_end = t == length - 1
-        second.backward(t, flow if at_end else second.back[..., second.width : second.width + second.hidden])
-        below = second.back[..., : first.hidden]
-        if not at_end:
-            below = torch.add(below, first.back[..., width : width + first.hidden], out=into_first)
-        first.backward(t, below)
-        inputs[t] = first.back[..., :width]
+    last = len(first.inputs) - 1
+    inputs = flow.new_empty(last + 1, *flow.shape[:2], first.width)
+    for t in range(last, -1, -1):
+        second.backward(t, flow if t == last else second.back_state)
+        first.backward(t, second.back[..., : second.width], None if t == last else first.back_state)
+        inputs[t] = first.back[..., : first.width]
     return inputs
 
 
@@ -122,6 +119,7 @@ class Layer:
         self._grads = torch.empty_like(self.gates[0])
         self._grad_split = self._grads.split(hidden, -1)
         self._grad_cell, *self._scratch = (torch.empty_like(self.tanh[0]) for _ in range(4))
+        self._native = lstm_cell() if dtype == torch.float32 else None
         self._factors = torch.tensor(FACTORS, dtype=dtype).repeat_interleave(hidden)[:, None]
 
     def load(self, params: list[Tensor]) -> None:
@@ -139,18 +137,47 @@ class Layer:
         """The state before step t."""
         return self._all_inputs[t, ..., self.width : self.width + self.hidden]
 
-    def forward(self, t: int, below: Tensor | None = None) -> Tensor:
-        """One step; `below` is its input where that is not written yet."""
-        if below is not None:
-            self.inputs[t, ..., : self.width] = below
-        _product(self.inputs[t], self._forward_weight, self.gates[t]).sigmoid_()
+    @property
+    def back_state(self) -> Tensor:
+        """The derivative in the state before the step that went back last."""
+        return self.back[..., self.width : self.width + self.hidden]
+
+    def forward(self, t: int, above: Tensor | None) -> None:
+        """One step; its state goes into the next step's input and into the first columns of `above`."""
+        gates = _product(self.inputs[t], self._forward_weight, self.gates[t])
+        state = self.state(t + 1)
+        if self._native is not None:
+            before, cell, tanh = self.cells[t], self.cells[t + 1], self.tanh[t]
+            to = (0, 0) if above is None else (above.data_ptr(), above.stride(1))
+            pointers = (gates.data_ptr(), before.data_ptr(), cell.data_ptr(), tanh.data_ptr(), state.data_ptr(), to[0])
+            self._native[0](*pointers, state.stride(1), to[1], before.numel() // self.hidden, self.hidden)
+            return
+        gates.sigmoid_()
         i, f, g, o = self._split[t]
         cell = torch.mul(f, self.cells[t], out=self.cells[t + 1]).addcmul_(i, g, value=2).sub_(i)
         tanh = torch.mul(cell, 2, out=self.tanh[t]).sigmoid_().mul_(2).sub_(1)
-        return torch.mul(o, tanh, out=self.state(t + 1))
+        torch.mul(o, tanh, out=state)
+        if above is not None:
+            above[..., : self.hidden] = state
 
-    def backward(self, t: int, flow: Tensor) -> None:
-        """From the derivative in the state after step t to the one in [input, state] of step t, left in `back`."""
+    def backward(self, t: int, flow: Tensor, more: Tensor | None = None) -> None:
+        """From the derivative in the state after step t, flow + more, to that in [input, state] of step t: `back`."""
+        if self._native is not None:
+            self._backward_native(t, flow, more)
+        else:
+            self._backward_plain(t, flow if more is None else flow + more)
+        _product(self._grads, self._backward_weight, self.back)
+
+    def _backward_native(self, t: int, flow: Tensor, more: Tensor | None) -> None:
+        assert self._native is not None
+        kept = self.grad_gates[:, t]
+        to = (0, 0) if more is None else (more.data_ptr(), more.stride(1))
+        ins = (self.gates[t].data_ptr(), self.tanh[t].data_ptr(), self.cells[t].data_ptr(), flow.data_ptr(), to[0])
+        outs = (self._grad_cell.data_ptr(), self._grads.data_ptr(), kept.data_ptr())
+        sizes = (flow.stride(1), to[1], kept.shape[1], kept.stride(0), flow.shape[0] * flow.shape[1], self.hidden)
+        self._native[1](*ins, *outs, *sizes)
+
+    def _backward_plain(self, t: int, flow: Tensor) -> None:
         i, f, g, o = self._split[t]
         di, df, dg, do = self._grad_split
         a, b, c = self._scratch
@@ -167,7 +194,6 @@ class Layer:
         torch.mul(grad_cell, self.cells[t], out=a)
         torch.addcmul(a, a, f, value=-1, out=df)  # f: cell * before * f * (1 - f)
         self.grad_gates[:, t] = self._grads
-        _product(self._grads, self._backward_weight, self.back)
 
     def weight_gradients(self, out: list[Tensor]) -> None:
         """Sums over time and samples, client by client: one batched product."""

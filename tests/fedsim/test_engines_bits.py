@@ -43,13 +43,16 @@ def test_the_number_of_workers_does_not_change_a_bit(engine):
         assert record["norms"] == other["norms"]
 
 
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
 @pytest.mark.parametrize("problem", MODELS)
-def test_workers_and_models(problem):
-    """Two workers share the clients of every model."""
-    shared = {"problem": problem, "engine": "sequential", "local_steps": 2, "dtype": "float32", "rounds": 2}
-    a, _, _ = trained(rounds=2, **{k: v for k, v in shared.items() if k != "rounds"})
-    b, _, _ = trained(rounds=2, workers=2, **{k: v for k, v in shared.items() if k != "rounds"})
-    assert torch.equal(a, b)
+def test_two_workers_share_the_clients_of_every_model(problem, engine):
+    ends = []
+    for workers in (1, 2):
+        model = MODELS[problem]()
+        model.chunk = model.sequential_chunk = 2
+        x, _, _ = trained(problem=problem, model=model, engine=engine, local_steps=2, dtype="float32", workers=workers)
+        ends.append(x)
+    assert torch.equal(*ends)
 
 
 def test_threads_and_cores_are_given_back():

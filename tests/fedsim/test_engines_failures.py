@@ -174,16 +174,37 @@ def test_a_dead_workers_clients_can_be_rejected_and_the_run_goes_on():
         assert s.rounds_done == 3
 
 
-def test_workers_end_with_the_simulation():
-    with simulation("mnist-mlp", engine="sequential", local_steps=1, workers=3) as s:
-        s.step()
-        processes = [process for process, _ in s._rounds.pool._crew]
-        pids = [process.pid for process in processes]
-        assert len(pids) == 2
+def test_workers_end_with_the_simulation_whatever_its_signal_handlers():
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with simulation("mnist-mlp", engine="sequential", local_steps=1, workers=3) as s:
+            s.step()
+            pids = [process.pid for process, _ in s._rounds.pool._crew]
+            assert len(pids) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     s.close()  # twice does no harm
+
+
+def test_an_interrupted_round_leaves_the_state_and_can_be_taken_again():
+    class Interrupt:
+        wants_full = False
+
+        def update(self, round_, clients, deltas):
+            raise KeyboardInterrupt
+
+    settings = {"problem": "mnist-mlp", "engine": "sequential", "local_steps": 1, "workers": 2}
+    with simulation(**settings) as s, simulation(**settings) as other:
+        before = s.x.clone()
+        with pytest.raises(KeyboardInterrupt):
+            s.step(Interrupt())
+        assert torch.equal(s.x, before)
+        s.step()
+        other.step()
+        assert torch.equal(s.x, other.x)
 
 
 def test_a_simulation_goes_on_after_an_error():

@@ -12,6 +12,7 @@ from fedsim.models import native
 from fedsim.models.logistic import Logistic
 
 # features around the vector widths, classes around the blocks of five and ten, samples around blocks of four
+REST = (native.POINTER, native.SIZE) * 2
 SHAPES = [
     (1, 1, 1), (2, 7, 3), (3, 8, 4), (4, 9, 5), (5, 15, 6), (6, 16, 7), (9, 17, 8), (10, 31, 9), (11, 33, 10),
     (15, 64, 1), (20, 100, 2), (10, 784, 64),
@@ -40,7 +41,7 @@ def gradients(model, data, index, weights, rows, dtype):
 @pytest.mark.parametrize(("classes", "features", "batch"), SHAPES)
 def test_both_paths_are_accurate(classes, features, batch, shared, path, monkeypatch):
     if path == "plain":
-        monkeypatch.setattr(native, "_function", lambda: None)
+        monkeypatch.setattr(native, "_function", lambda *_: None)
     model, data, index, weights, rows = problem(classes, features, batch)
     rows = rows[0] if shared else rows
     exact = gradients(model, data, index, weights, rows, torch.float64)
@@ -53,11 +54,13 @@ WITH_ISA = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
 from test_models_logistic import SHAPES, gradients, problem
+from test_models_lstm import HIDDEN, error
 for shape in SHAPES:
     model, data, index, weights, rows = problem(*shape)
     exact = gradients(model, data, index, weights, rows, torch.float64)
     found = gradients(model, data, index, weights, rows, torch.float32)
     assert (found - exact).abs().max() <= 1e-6 * (1 + shape[1] ** 0.5) * (1 + weights.sum(1).max()), shape
+assert all(error(hidden) < 2e-6 for hidden in HIDDEN)
 print("good")
 """
 
@@ -77,7 +80,7 @@ def test_a_sample_that_does_not_count_is_not_read():
     index[:, 2] = 7
     before = gradients(model, data, index, weights, rows, torch.float32)
     data[0][7] = torch.nan
-    native_is_there = native._function() is not None
+    native_is_there = native._function("fatclip_logistic_gradients", 4, 4, *REST) is not None
     after = gradients(model, data, index, weights, rows, torch.float32)
     assert not native_is_there or torch.equal(before, after)
 

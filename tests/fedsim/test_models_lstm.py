@@ -1,0 +1,62 @@
+"""The LSTM's gradients in float32: the native cell and plain PyTorch, both against float64."""
+
+import pytest
+import torch
+
+from fedsim.models import recurrent
+from fedsim.models.lstm import Lstm
+
+# hidden units around the vector widths
+HIDDEN = (1, 3, 7, 8, 9, 15, 16, 17, 33, 100)
+
+
+def problem(hidden, clients=3, batch=2, length=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    model = Lstm(9, 4, hidden)
+    x = torch.randint(0, 9, (clients, batch, length), generator=g).to(torch.uint8)
+    y = torch.randint(0, 9, (clients, batch), generator=g)
+    weights = torch.rand(clients, batch, generator=g)
+    rows = torch.randn(clients, model.dim, generator=g) / hidden**0.5
+    return model, x, y, weights, rows
+
+
+def gradients(model, x, y, weights, rows, dtype):
+    out = torch.full((len(x), model.dim), torch.nan, dtype=dtype)
+    with torch.no_grad():
+        model.gradients(rows.to(dtype), x, y, weights.to(dtype), out)
+    return out.double()
+
+
+def error(hidden, shared=False):
+    """The largest error of the float32 gradients, relative to the largest gradient."""
+    model, x, y, weights, rows = problem(hidden)
+    rows = rows[0] if shared else rows
+    exact = gradients(model, x, y, weights, rows, torch.float64)
+    found = gradients(model, x, y, weights, rows, torch.float32)
+    return ((found - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize("path", ["native", "plain"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_both_paths_are_accurate(hidden, shared, path, monkeypatch):
+    if path == "plain":
+        monkeypatch.setattr(recurrent, "lstm_cell", lambda: None)
+    assert error(hidden, shared) < 2e-6  # ten steps of rounding at 6e-8
+
+
+@pytest.mark.parametrize("factor", [30.0, 1e4])
+def test_saturated_gates_neither_overflow_nor_turn_to_nan(factor):
+    model, x, y, weights, rows = problem(8)
+    found = gradients(model, x, y, weights, rows * factor, torch.float32)
+    exact = gradients(model, x, y, weights, rows * factor, torch.float64)
+    assert torch.isfinite(found).all()
+    assert (found - exact).abs().max() <= 1e-3 * exact.abs().max()
+
+
+def test_a_client_that_is_not_finite_stays_visible_and_alone():
+    for bad in (torch.nan, torch.inf):
+        model, x, y, weights, rows = problem(9)
+        rows[1] = bad
+        finite = torch.isfinite(gradients(model, x, y, weights, rows, torch.float32))
+        assert finite.all(1).tolist() == [True, False, True]
