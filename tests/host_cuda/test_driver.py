@@ -11,11 +11,12 @@ ORDERS = ("forward", "reverse", "random:1", "random:2")
 HUGE = {"plain": ("huge",), "address": ("huge",), "thread": ()}
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("build", BUILDS)
+# What ThreadSanitizer sees does not depend on the order: two of them are enough.
+SCHEDULES = [(build, order) for build in BUILDS for order in (ORDERS[:2] if build == "thread" else ORDERS)]
+
+
+@pytest.mark.parametrize(("build", "order"), SCHEDULES)
 def test_the_kernels_are_right(builds, build, order):
-    if build == "thread" and order.startswith("random:"):
-        pytest.skip("the order does not change what ThreadSanitizer sees")
     done = run_driver(builds.driver(build), *PARTS, *HUGE[build], order=order)
     last = done.stdout.rstrip().split("\n")[-1]
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
