@@ -52,7 +52,7 @@ class Config:
     so they force clients=1 and local_steps=1; eta is the factor in front of reduce(delta), so the paper's
     eta * eta_l / m is eta with reduce="sum" and delta="gradient".
 
-    >>> Config(rounds=5).with_settings(["lam=3", "local_epochs=2"]).local_epochs
+    >>> Config(problem="mnist-logistic").with_settings(["lam=3", "local_epochs=2"]).local_epochs
     2
     """
 

@@ -1,6 +1,7 @@
 """Rounds of the quadratic problem: every seed and every client at once, or one after another."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class QuadraticRounds:
                 out[i, client] = noise.sample(c.noise, shape, rng, alpha=c.noise_alpha, scale=c.noise_scale)
         return torch.from_numpy(out).to(self.dtype)
 
-    def run(self, round_: int, x: Tensor, observer: object | None, clock: Clock) -> Outcome:
+    def run(self, round_: int, x: Tensor, observer: Any, clock: Clock) -> Outcome:
         """The updates of one round from x (seeds, dim)."""
         chosen = torch.from_numpy(self.participants(round_))
         at = chosen[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
@@ -64,11 +65,11 @@ class QuadraticRounds:
         work = self._stacked if self.engine == "stacked" else self._sequential
         rows, step_norms = work(x, xi, clock)
         norms = row_norms(rows)
+        good = torch.isfinite(norms) & torch.isfinite(step_norms).all(0)
         if observer is not None:
-            observer.update(round_, chosen[0].tolist(), rows)  # type: ignore[attr-defined]
-            full = self.full(x) if getattr(observer, "wants_full", False) else None
-            observer.end_round(round_, full)  # type: ignore[attr-defined]
-        outcome = self._reduce(rows, norms, step_norms, chosen)
+            observer.update(round_, chosen[0][good].tolist(), rows[good])
+            observer.end_round(round_, self.full(x) if getattr(observer, "wants_full", False) else None)
+        outcome = self._reduce(rows, norms, step_norms, chosen, good)
         clock.lap("aggregate")
         return outcome
 
@@ -107,10 +108,9 @@ class QuadraticRounds:
             rows[i] = optimizer.end_round(delta=self.config.delta)
         return rows, norms
 
-    def _reduce(self, rows: Tensor, norms: Tensor, step_norms: Tensor, chosen: Tensor) -> Outcome:
+    def _reduce(self, rows: Tensor, norms: Tensor, step_norms: Tensor, chosen: Tensor, good: Tensor) -> Outcome:
         """Clips what is sent and sums it per seed, leaving out what is not finite."""
         shape = (len(self.seeds), -1)
-        good = torch.isfinite(norms) & torch.isfinite(step_norms).all(0)
         clip_rows_(rows, self.round_lam)
         kept = torch.where(good[:, None], rows, 0.0).view(*shape, self.config.dim).to(torch.float64)
         clipped = 0.0

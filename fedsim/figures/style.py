@@ -93,6 +93,8 @@ def write(figure: "SubFigure", out: Path, name: str, title: str, notes: Sequence
     figure.suptitle(title, fontsize=10.5)
     style = {"fontsize": 6.8, "color": "#444444", "va": "bottom", "linespacing": 1.25}
     page.text(0.012, 0.05 / sum(heights), "\n".join(lines), **style)
+    page.draw_without_rendering()
+    page.set_layout_engine("none")  # laid out once is enough for both files
     paths = []
     for kind, options in (("png", {"dpi": 200, "metadata": {"Software": None}}), ("svg", {"metadata": {"Date": None}})):
         buffer = io.BytesIO()

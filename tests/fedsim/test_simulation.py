@@ -1,11 +1,14 @@
 """Simulation: records, state, observers and what is refused."""
 
+import doctest
 import json
 
 import pytest
 import torch
 from sim_cases import MODELS, dataset, simulation
 
+from fedsim import config as config_module
+from fedsim import simulation as simulation_module
 from fedsim.config import Config
 from fedsim.errors import InputError
 from fedsim.problem import Problem
@@ -149,6 +152,25 @@ def test_the_quadratics_full_gradient_is_x():
         s.step(watch)
         torch.testing.assert_close(watch.full, x + 0.5 * x)
         assert s.steps_per_round == 2
+
+
+def test_the_quadratics_infinite_clients_are_rejected():
+    # with a tail index of 0.005 about 3 in 100 draws are beyond float64
+    tail = {"noise": "stable", "noise_alpha": 0.005, "algorithm": "fatclip-pr", "lam": 1.0}
+    with simulation("quadratic", clients=40, local_steps=2, **tail) as s:
+        x, watch = s.x.clone(), Watch()
+        record = s.step(watch)
+        assert record["rejected"]
+        assert sorted(watch.clients + record["rejected"]) == list(range(40))
+        assert torch.isfinite(torch.stack(watch.rows)).all()
+        assert torch.isfinite(s.x).all()
+        assert not torch.equal(s.x, x)
+
+
+@pytest.mark.parametrize("module", [config_module, simulation_module])
+def test_the_examples_in_the_docstrings_run(module):
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted > 0
 
 
 def test_several_seeds_are_for_the_quadratic_problem():
