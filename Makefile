@@ -1,9 +1,11 @@
 # Everything runs in .venv, made from requirements-dev.lock on first use.
 #   make run    make test    make bench    make check
-# PYTHON=python3.12 picks another interpreter; ARGS="-k server" goes to pytest, the example or the benchmark.
+# PYTHON=python3.12 picks another interpreter; ARGS="-k server" goes to pytest or to fedsim.
 
 PYTHON ?= python3
 ARGS ?=
+PEERS ?=
+RESULTS := benchmarks/results
 VENV := .venv
 PY := $(VENV)/bin/python
 LOG := $(VENV)/log.txt
@@ -33,21 +35,26 @@ quietly = @mkdir -p $(VENV) && $(1) > $(LOG) 2>&1 || { cat $(LOG); echo "fatclip
 .PHONY: help run test bench check clean always
 
 help:
-	@echo "make run     train the synthetic example of the paper under Cauchy noise"
+	@echo "make run     the paper's synthetic experiments: tables, figures, reports"
 	@echo "make test    static checks, then all tests"
 	@echo "make check   static checks only: ruff, mypy, clang-format"
-	@echo "make bench   time the kernels against plain PyTorch"
+	@echo "make bench   time kernels and simulated rounds; writes benchmarks/results and the tables"
 	@echo "make clean   remove .venv, build products and caches"
 
 run: $(BUILT)
-	@$(PY) examples/synthetic_cauchy.py $(ARGS)
+	@$(PY) -m fedsim run synthetic-cauchy $(ARGS)
+	@$(PY) -m fedsim run synthetic-alpha $(ARGS)
 
 test: check
 	$(call say,pytest)
 	@$(PY) -m pytest $(ARGS)
 
+# PEERS=pfl,fedjax,flwr compares with them, too; their environments are made under ~/.cache/fatclip.
 bench: $(BUILT)
-	@$(PY) -m benchmarks kernels $(ARGS)
+	@$(PY) -m benchmarks kernels --out $(RESULTS) --readme benchmarks/README.md
+	@$(PY) -m benchmarks rounds --peers "$(PEERS)" --out $(RESULTS) --readme README.md
+	@$(PY) -m benchmarks growth --out $(RESULTS)
+	@$(PY) -m benchmarks engines --out $(RESULTS)
 
 check: $(BUILT)
 	$(call say,ruff check)

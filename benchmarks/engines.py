@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .rounds import machine
+from .reporting import machine
 from .rounds_compare import compare
 from .rounds_sides import HERE, Side
 from .workloads import WORKLOADS, Workload, export

@@ -5,6 +5,7 @@ every kernel is timed by CUDA events against torch's ways on the same numbers, a
 beside the time that its memory traffic alone would take at the device's measured copy bandwidth.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -27,8 +28,11 @@ STEPS = {"small": [(512,)] * 60, "medium": [(1024, 1024)] * 10, "large": [(4096,
 MATRICES = ((10, 7_850), (100, 940_362), (10, 20_000_000))
 
 
-def run(output: str) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Tests, times, writes; the exit code says whether the tests passed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("fatclip_gpu.json"), help="default fatclip_gpu.json")
+    output = parser.parse_args(argv).output
     if not torch.cuda.is_available():
         print("no CUDA device: torch.cuda.is_available() is False\n\n" + fc.show_config(), file=sys.stderr)
         return 2
@@ -39,7 +43,7 @@ def run(output: str) -> int:
     if report["tests"]["returncode"] == 0:
         report["bandwidth_gb_s"] = _bandwidth()
         report["times"] = [_row(case) for case in _cases()]
-    Path(output).write_text(json.dumps(report, indent=2) + "\n")
+    output.write_text(json.dumps(report, indent=2) + "\n")
     for row in report.get("times", []):
         print(
             f"{row['what']:40s} {row['ours_us']:10.1f} us  {row['of_bound']:5.2f} x bound  {row['ratio']:5.2f} x torch"

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .rounds import machine
+from .reporting import machine
 from .rounds_sides import HERE, Side, Times, begin, one_block
 from .workloads import WORKLOADS, export
 

@@ -6,8 +6,6 @@ turns, block by block, so that noise on the machine hits all of them.
 
 import argparse
 import math
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -17,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedsim.simulation import Simulation
 
 from . import guard, rounds_report
+from .reporting import machine, rewrite
 from .rounds_compare import PEAK, compare
 from .rounds_peers import PEERS, environment
 from .rounds_sides import HERE, Side, SideError, Times
@@ -110,18 +108,6 @@ def experiment_seconds(rounds: int = 300) -> float:
     return time.perf_counter() - begun
 
 
-def machine() -> dict[str, Any]:
-    model = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cpu": model[0] if model else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks rounds", description=__doc__)
     names = ",".join(WORKLOADS)
@@ -161,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
         rounds_report.write(result, args.out)
     if args.readme:
-        rounds_report.rewrite(args.readme, rounds_report.readme_table(result))
+        rewrite(args.readme, "rounds", rounds_report.readme_table(result))
     return 0
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- rounds:begin -->", "<!-- rounds:end -->"
 TITLES = {
     "fedsim": "fedsim (ours)",
     "loop": "plain PyTorch loop",
@@ -75,15 +74,6 @@ def _cell(side: str, entry: dict[str, Any], targets: dict[str, float]) -> str:
         return ""
     goal = f" (goal {targets[side]:g}x)" if side in targets else ""
     return f"**{numbers['ratio']:.2f}x**{goal}"
-
-
-def rewrite(path: Path, text: str) -> None:
-    """Puts the text between the markers of a file, and leaves the rest of it alone."""
-    old = path.read_text()
-    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
-        raise ValueError(f"{path} needs one line {BEGIN} and, after it, one line {END}")
-    before, after = old[: old.index(BEGIN) + len(BEGIN)], old[old.index(END) :]
-    path.write_text(f"{before}\n{text.strip()}\n{after}")
 
 
 def write(result: dict[str, Any], folder: Path) -> None:

@@ -3,8 +3,11 @@ import json
 
 import pytest
 
-from benchmarks import engines, growth, guard, rounds_report
+from benchmarks import engines, growth, guard, kernels, rounds_report
+from benchmarks.__main__ import COMMANDS, main
+from benchmarks.reporting import rewrite
 
+BEGIN, END = "<!-- rounds:begin -->", "<!-- rounds:end -->"
 SIDE = {
     "seconds": 0.002,
     "ratio": 1.0,
@@ -46,22 +49,22 @@ def test_the_table_has_every_number_and_names_who_was_left_out():
 
 def test_the_readme_is_rewritten_between_the_markers_only(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{rounds_report.BEGIN}\nold\n{rounds_report.END}\nafter\n")
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     table = rounds_report.readme_table(RESULT)
     for _ in range(2):
-        rounds_report.rewrite(readme, table)
-        expected = f"before\n{rounds_report.BEGIN}\n{table}\n{rounds_report.END}\nafter\n"
+        rewrite(readme, "rounds", table)
+        expected = f"before\n{BEGIN}\n{table}\n{END}\nafter\n"
         assert readme.read_text() == expected
     row = next(line for line in table.splitlines() if line.startswith("| W1a"))
     assert row == "| W1a: logistic regression | PI | 2.0 ms | **20.00x** (goal 18x) | left out |  |  |"
 
 
-@pytest.mark.parametrize("text", ["no markers", f"{rounds_report.END}\n{rounds_report.BEGIN}"])
+@pytest.mark.parametrize("text", ["no markers", f"{END}\n{BEGIN}"])
 def test_a_readme_without_markers_is_refused_and_left_alone(text, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(text)
     with pytest.raises(ValueError, match=r"README\.md needs one line"):
-        rounds_report.rewrite(readme, "table")
+        rewrite(readme, "rounds", "table")
     assert readme.read_text() == text
 
 
@@ -105,3 +108,35 @@ def test_the_engines_row_says_what_auto_took_and_which_engine_failed():
     entry = {"title": "a model", "sequential": 0.004, "stacked": 0.002, "ratio": 2.0, "auto_took": "stacked"}
     assert engines.row("W1a", entry).split()[-4:] == ["4.00", "2.00", "2.00", "stacked"]
     assert "failed" in engines.row("W1a", {"title": "a model", "stacked": 0.002})
+
+
+def test_the_kernels_table_has_a_line_per_row():
+    rows = [
+        {
+            "operation": "step",
+            "size": "2 x 3",
+            "microseconds": 1234.5,
+            "ratio": 2.0,
+            "against": "foreach",
+            "goal": ">= 5x",
+        }
+        | {"naive": naive}
+        for naive in (None, 3.25)
+    ]
+    text = kernels.readme_table({"machine": RESULT["machine"], "threads": 2, "rows": rows})
+    assert "| step | 2 x 3 | 1,234.5 us | **2.00x** (foreach) | >= 5x |  |" in text
+    assert "| >= 5x | 3.25x |" in text
+    assert text.endswith("2 cores (a processor), torch 2.13.0, 2 threads, float32.")
+
+
+def test_an_unknown_command_is_named_and_the_known_ones_listed(capsys):
+    assert main(["kernel"]) == 2
+    said = capsys.readouterr().err
+    assert "unknown command 'kernel'" in said
+    assert all(name in said for name in COMMANDS)
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in COMMANDS)

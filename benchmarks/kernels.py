@@ -1,0 +1,102 @@
+"""`python -m benchmarks kernels`: one table of ratios against torch's own ways, all sides first shown to agree."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fatclip_ops as fc
+
+from . import cases, timing
+from .reporting import machine, rewrite
+
+
+def all_cases(compile_too: bool) -> Iterator[Callable[[], cases.Case]]:
+    for model in cases.MODELS:
+        yield lambda model=model: cases.step_case(model, compile_too)
+    for m, d in cases.SERVER_GOALS:
+        yield lambda m=m, d=d: cases.server_case(m, d, compile_too)
+    for m, d in cases.BATCHED_GOALS:
+        yield lambda m=m, d=d: cases.batched_case(m, d, compile_too)
+    for m, d in [(100, 7_850), (10, 940_362), (100, 940_362)]:
+        yield lambda m=m, d=d: cases.read_case(m, d)
+
+
+def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
+    """Our time and the ratios of the others' to it, of one case."""
+    names = list(case.sides)
+    ours = names[0]
+    if len(names) > 1 and case.sides[ours].state():
+        timing.prove_equal(case)
+    times = timing.interleave(case, seconds)
+    rivals = {n: timing.ratio(times, n, ours) for n in names[1:] if not case.sides[n].naive}
+    best = min(rivals, key=rivals.__getitem__)
+    naive = [timing.ratio(times, n, ours) for n in names if case.sides[n].naive]
+    return {
+        "operation": case.op,
+        "size": case.size,
+        "microseconds": statistics.median(times[ours]) * 1e6,
+        "ratio": rivals[best],
+        "against": best,
+        "goal": case.goal,
+        "naive": naive[0] if naive else None,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    naive = "" if row["naive"] is None else f"{row['naive']:.2f}x"
+    return (
+        f"{row['operation']:18s} {row['size']:56s} {row['microseconds']:10,.1f} {row['ratio']:7.2f}x"
+        f" {row['against']:12s} {row['goal']:8s} {naive:>8s}"
+    )
+
+
+def readme_table(result: dict[str, Any]) -> str:
+    """The rows as Markdown, with the machine below them."""
+    lines = [
+        "| operation | size | ours | torch's best / ours | goal | as people write it / ours |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        naive = "" if row["naive"] is None else f"{row['naive']:.2f}x"
+        lines.append(
+            f"| {row['operation']} | {row['size']} | {row['microseconds']:,.1f} us"
+            f" | **{row['ratio']:.2f}x** ({row['against']}) | {row['goal']} | {naive} |"
+        )
+    m = result["machine"]
+    about = f"{m['cores']} cores ({m['cpu']}), torch {m['torch']}, {result['threads']} threads, float32."
+    return "\n".join([*lines, "", about])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kernels", description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0, help="per row (default 4)")
+    parser.add_argument("--only", default="", help="rows whose text contains this")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes most of the time)")
+    parser.add_argument("--out", type=Path, help="folder for kernels.json")
+    parser.add_argument("--readme", type=Path, help="rewrite the table between the markers of this file")
+    args = parser.parse_args(argv)
+    if args.threads < 1:
+        parser.error(f"--threads must be at least 1, got {args.threads}")
+    torch.set_num_threads(args.threads)
+    print(fc.show_config(), end="\n\n")
+    print("Ratio: time of torch's fastest way / ours, median of interleaved rounds; every side first shown to agree.")
+    head = f"{'operation':18s} {'size':56s} {'ours, us':>10s} {'ratio':>8s} {'against':12s} {'goal':8s} {'naive':>8s}"
+    print(head, "-" * len(head), sep="\n")
+    result: dict[str, Any] = {"machine": machine(), "threads": args.threads, "rows": []}
+    for make in all_cases(not args.no_compile):
+        case = make()
+        if args.only in f"{case.op} {case.size}":
+            result["rows"].append(measure(case, args.seconds))
+            print(line(result["rows"][-1]), flush=True)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+    if args.readme:
+        rewrite(args.readme, "kernels", readme_table(result))
+    return 0
