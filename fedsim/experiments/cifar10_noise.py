@@ -19,7 +19,7 @@ CIFAR10 = {
     "eval_every": 50,
     "workers": 2,
 }
-QUICK = {"clients": 20, "samples_per_client": 60, "batch": 20, "rounds": 10, "eval_every": 10}
+QUICK = {"clients": 20, "samples_per_client": 60, "batch": 20, "rounds": 8, "eval_every": 8}
 CENTRE = "Noise = a client's update minus the mean of the round's updates."
 
 EXPERIMENT = Experiment(
