@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; line-height: 1.25; } h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccc; }
 table { border-collapse: collapse; font-size: .9rem; } .wide { overflow-x: auto; }
 th { border-bottom: 2px solid #333; } td { border-bottom: 1px solid #ddd; }
-th, td { padding: .25rem .7rem; vertical-align: top; }
+th, td { padding: .25rem .6rem; vertical-align: bottom; } td { white-space: nowrap; }
 .text { text-align: left; } .number { text-align: right; font-variant-numeric: tabular-nums; }
 .note { font-size: .85rem; color: #444; margin: .4rem 0; max-width: 50rem; }
 pre { background: #f4f4f4; padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; }
-img { width: 100%; height: auto; max-width: 54rem; }
+img { width: 100%; height: auto; max-width: 64rem; }
 """
 
 

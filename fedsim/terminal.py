@@ -98,11 +98,15 @@ def told(record: dict[str, Any]) -> dict[str, str]:
 
 
 def profile(outcomes: "list[Outcome]") -> list[tuple[str, float, float]]:
-    """Where the time went: (phase, seconds, share) over all rounds of the outcomes, the largest first."""
-    seconds = {"logging": sum(outcome.logging for outcome in outcomes)}
+    """Where the time went: (phase, seconds, share) over all rounds of the outcomes, the largest first.
+
+    "other" is what a round took beyond its phases: the measurement that looks on, and waiting for workers.
+    """
+    seconds = {"logging": sum(outcome.logging for outcome in outcomes), "other": 0.0}
     for outcome in outcomes:
         for record in outcome.records:
-            for phase, value in (record.get("phases") or {}).items():
+            for phase, value in record["phases"].items():
                 seconds[phase] = seconds.get(phase, 0.0) + value
+            seconds["other"] += max(0.0, record["seconds"] - sum(record["phases"].values()))
     total = sum(seconds.values()) or 1.0
     return [(phase, value, value / total) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])]

@@ -26,6 +26,7 @@ EXPERIMENT = Experiment(
         "delta": "displacement",
         "reduce": "mean",
         "eval_every": 50,
+        "workers": 2,
     },
     quick={"rounds": 10, "samples_per_client": 120, "eval_every": 10},
     axes=(WORK, CLASSES),

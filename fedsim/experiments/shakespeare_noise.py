@@ -4,7 +4,7 @@ from .. import figures
 from ..measure import Noise
 from .cifar10_noise import CENTRE
 from .grid import WORK, Experiment
-from .shakespeare_alpha import QUICK, SHAKESPEARE
+from .shakespeare_alpha import QUICK, SAID, SHAKESPEARE
 
 EXPERIMENT = Experiment(
     name="shakespeare-noise",
@@ -15,6 +15,5 @@ EXPERIMENT = Experiment(
     axes=(WORK,),
     measure=Noise(over=("vectors",)),
     figure=lambda outcomes: figures.histograms(outcomes, columns="work"),
-    says={(work,): "alpha < 2, rising with epochs" for work in WORK.levels},
-    notes=(CENTRE,),
+    notes=(CENTRE, SAID),
 )

@@ -87,9 +87,9 @@ class Noise(Measurement):
         row: dict[str, Any] = {}
         for name in self.over:
             index = [outcome.result["alpha"][name] for outcome in group]
-            row |= {f"alpha ({name})": middle(index, "alpha"), f"nulls ({name})": _pair(index, NULLS)}
-            if name == self.over[0]:
-                row["interval"] = _pair(index, INTERVAL)
+            row[f"alpha ({name})"] = middle(index, "alpha")
+            row |= {"interval": _pair(index, INTERVAL)} if name == self.over[0] else {}
+            row[f"nulls ({name})"] = _pair(index, NULLS)
         norms = [outcome.result["norms"] for outcome in group]
         row |= {"Hill": middle(index, "hill"), "median norm": middle(norms, "median"), "max norm": middle(norms, "max")}
         return row

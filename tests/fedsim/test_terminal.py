@@ -102,13 +102,17 @@ def test_a_record_in_a_few_words():
     assert told({"loss": [None], "accuracy": [None], "clipped": None, "rejected": []}) == {}
 
 
-def test_the_profile_adds_up_phases_and_logging():
+def test_the_profile_adds_up_phases_logging_and_the_rest():
     cell = find("synthetic-cauchy").cells("paper", 1)[0]
-    records = [{"phases": {"data": 1.0, "compute": 5.0}}, {"phases": {"data": 0.5, "compute": 1.5}}]
+    records = [
+        {"seconds": 6.0, "phases": {"data": 1.0, "compute": 4.0}},  # a second for the measurement
+        {"seconds": 2.0, "phases": {"data": 0.5, "compute": 1.5}},
+    ]
     assert profile([Outcome(cell, records, {}, logging=2.0)]) == [
-        ("compute", 6.5, 0.65),
+        ("compute", 5.5, 0.55),
         ("logging", 2.0, 0.2),
         ("data", 1.5, 0.15),
+        ("other", 1.0, 0.1),
     ]
 
 
