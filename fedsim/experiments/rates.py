@@ -53,7 +53,9 @@ EXPERIMENT = Experiment(
     seeds={"quick": 20, "paper": 40},
     default="paper",
     notes=(
-        "Error: the root of the mean over rounds of E||grad f(x_t)||^2, by which the non-convex theorems bound the "
-        "least one; lam, eta * eta_L and the largest eta_L are theirs. A theorem's slope is that of an upper bound.",
+        "Error: the root of the mean over all rounds of E||grad f(x_t)||^2; lam, eta * eta_L and the largest eta_L are "
+        "those of the non-convex theorems.",
+        "The theorems bound the least E||grad f(x_t)||^2 from above. Taken as the error, or with the first rounds left "
+        "out, it gives PR a falling slope in K (-0.37 over 20 seeds); the others stay within 0.05 of theory.",
     ),
 )
