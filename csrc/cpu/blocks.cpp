@@ -66,7 +66,7 @@ void sum_squares(const std::vector<ReadItem>& items, int streams) {
 
 void update(const std::vector<SgdItem>& items, int streams) {
   const Kernels& k = kernels();
-  in_streams(items, streams, true, [&](const SgdItem* const* side, int present) {
+  in_streams(items, streams, streams == 1, [&](const SgdItem* const* side, int present) {
     each_alike(side, present, [&](const SgdItem* const* same, int count) {
       SgdStream data[kStreams];
       for (int s = 0; s < count; ++s) data[s] = same[s]->stream;

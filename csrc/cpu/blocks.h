@@ -33,7 +33,7 @@ inline Range share(int64_t total, int part, int parts) { return {total * part / 
 
 // One stream for what caches hold, several for what comes from memory: see kernels.h. An update has two or three
 // arrays per stream, so fewer streams are enough: with 8 it is slower than with one.
-constexpr int kFarStreams = 8, kFarUpdates = 4;
+constexpr int kFarStreams = 8, kFarUpdates = 2;
 inline bool is_far(int64_t bytes) { return bytes > (16 << 20); }
 inline int streams_for(int64_t bytes) { return is_far(bytes) ? kFarStreams : 1; }
 inline int updates_for(int64_t bytes) { return is_far(bytes) ? kFarUpdates : 1; }
@@ -59,7 +59,8 @@ struct SgdItem {
   Momentum mode;
   const SgdHyper* hyper;
 };
-// Last items first: what a norm has read last is still in cache.
+// One stream goes from the last item to the first: what a norm has read last is still in cache. Several go forwards, as
+// memory is prefetched: backwards took 1.4 times as long on 70 million parameters.
 void update(const std::vector<SgdItem>& items, int streams);
 
 // A piece of a vector whose norm is wanted.
