@@ -36,6 +36,22 @@ def test_a_smoke_run_times_every_side_and_reports_a_peer_that_is_not_there(tmp_p
     assert (tmp_path / "rounds.png").exists()
 
 
+def test_what_was_measured_is_kept_when_a_later_workload_fails(tmp_path, monkeypatch, capsys):
+    def run(workload, args):
+        if workload == "second":
+            raise SideError("took more than 300 s to answer 'rounds'")
+        if workload == "third":
+            raise KeyboardInterrupt
+        return {"title": "a round", "targets": {}, "algorithms": {}}
+
+    monkeypatch.setattr(rounds, "WORKLOADS", {"W1a": "first", "W2": "second", "W3": "third"})
+    monkeypatch.setattr(rounds, "run_workload", run)
+    with pytest.raises(KeyboardInterrupt):
+        rounds.main(["--workloads", "W1a,W2,W3", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "rounds.json").read_text())["workloads"].keys() == {"W1a"}
+    assert "W2 left out: the plain loop in float64 took more than 300 s" in capsys.readouterr().out
+
+
 def test_the_experiment_of_w0_runs_with_all_its_algorithms():
     assert rounds.experiment_seconds(rounds=2) > 0
 
