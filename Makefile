@@ -52,7 +52,7 @@ test: check
 # PEERS=pfl,fedjax,flwr compares with them, too; their environments are made under ~/.cache/fatclip.
 bench: $(BUILT)
 	@$(PY) -m benchmarks kernels --out $(RESULTS) --readme benchmarks/README.md
-	@$(PY) -m benchmarks rounds --peers "$(PEERS)" --out $(RESULTS) --readme README.md
+	@$(PY) -m benchmarks rounds --peers "$(PEERS)" --out $(RESULTS) --readme benchmarks/README.md
 	@$(PY) -m benchmarks growth --out $(RESULTS)
 	@$(PY) -m benchmarks engines --out $(RESULTS)
 
