@@ -1,8 +1,8 @@
 // Clip and aggregate.
 //
 // Rows are taken in groups: the norms of a group read it from memory, the sum reads it again from cache. Where a group
-// fits in cache, memory traffic is one read of the matrix; of longer rows the sum finds the last columns there, and
-// starts with those. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever made.
+// fits in cache, memory traffic is one read of the matrix. Each thread keeps to its own columns, so it finds them in
+// its L2. No clipped copy is ever made.
 #include <cstring>
 
 #include "rows.h"
@@ -11,13 +11,16 @@
 namespace fatclip {
 namespace {
 
-// How many rows to take at a time: as many as the cores' L2 holds, and at least 12. Longer rows than that come from
-// L3 or partly from memory again, but fewer would have the running sum (8 bytes a column) travel too often.
-// The sum runs in row order whatever the answer, so it never shows in the bits.
+// How many rows to take at a time: as many as the cores' L2 holds. Of longer rows up to 12, as long as a share of L3
+// holds them, and at least a run: with fewer the running sum (8 bytes a column) would travel too often. So few rows
+// that they need no running sum are better read twice. The sum runs in row order whatever the answer, so it never shows
+// in the bits.
 int64_t group_size(const Rows& rows, int threads) {
+  constexpr int64_t kFew = 12, kShare = 8 << 20;
   const int64_t bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
-  const int64_t wanted = std::max<int64_t>(12, l2_bytes() * threads / 2 / bytes);
-  return std::min(rows.m, wanted / kRowRun * kRowRun);
+  if (rows.m <= kFew) return rows.m;
+  const int64_t wanted = std::max(l2_bytes() * threads / 2 / bytes, std::min(kFew, kShare / bytes));
+  return std::min(rows.m, std::max<int64_t>(wanted / kRowRun, 1) * kRowRun);
 }
 
 // What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
@@ -85,10 +88,7 @@ struct Aggregation {
     const Range c = by_columns ? share(blocks, part, parts) : Range{0, blocks};
     for (int64_t i = r.begin; i < r.end; ++i)
       add_reads(rows, first + i, columns, c, w.partials.data() + i * blocks, &items);
-    // one stream per row, so that the last columns of all of them are the last read
-    const int streams = streams_for(rows.m * rows.d * kSize[rows.dtype]);
-    const bool by_rows = by_columns && streams > 1 && count >= 4 && count <= kStreams;
-    sum_squares(items, by_rows ? static_cast<int>(count) : streams);
+    sum_squares(items, reads_for(rows.m * rows.d * kSize[rows.dtype]));
   }
 
   // Norms and factors of a group, by one thread.
@@ -132,7 +132,7 @@ struct Aggregation {
     double tile[kBlock];  // a single group needs no running sum
     const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
     const Range c = share(columns.count(), part, parts);
-    for (int64_t b = c.end; b-- > c.begin;) {  // backwards: these columns were read last
+    for (int64_t b = c.begin; b < c.end; ++b) {
       const Columns::Block& block = columns[b];
       for (int64_t i = 0; i < ready; ++i) pieces[i] = at(rows, w.used[i], block);
       double* acc = is_first && is_last ? tile : w.acc.data() + block.column;

@@ -10,16 +10,15 @@ constexpr double kTiny = 0x1p-900, kHuge = 0x1p1000;
 
 // Cuts the items into runs and calls take(items, count) with the next item of every run, until all are done.
 template <class Item, class Take>
-void in_streams(const std::vector<Item>& items, int streams, bool backwards, Take take) {
+void in_streams(const std::vector<Item>& items, int streams, Take take) {
   const int64_t count = static_cast<int64_t>(items.size());
   const int64_t runs = std::min<int64_t>(std::min(streams, kStreams), count);
   const int64_t length = runs ? (count + runs - 1) / runs : 0;
   for (int64_t k = 0; k < length; ++k) {
-    const int64_t offset = backwards ? length - 1 - k : k;
     const Item* side_by_side[kStreams];
     int present = 0;
     for (int64_t r = 0; r < runs; ++r)
-      if (r * length + offset < count) side_by_side[present++] = &items[r * length + offset];
+      if (r * length + k < count) side_by_side[present++] = &items[r * length + k];
     take(side_by_side, present);
   }
 }
@@ -39,7 +38,22 @@ void each_alike(const Item* const* items, int count, Body body) {
   }
 }
 
+bool is_far(int64_t bytes) { return bytes > (16 << 20); }
+
+// An Intel Xeon read 27 GB/s in eight runs and 18 in one; an AMD EPYC 27 in eight and 38 in one.
+bool likes_many_runs() {
+#if defined(__x86_64__)
+  static const bool intel = __builtin_cpu_is("intel");
+  return intel;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+int reads_for(int64_t bytes) { return is_far(bytes) && likes_many_runs() ? kMostReads : 1; }
+int updates_for(int64_t bytes) { return is_far(bytes) ? 2 : 1; }
 
 int64_t l2_bytes() {
   static const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -48,7 +62,7 @@ int64_t l2_bytes() {
 
 void sum_squares(const std::vector<ReadItem>& items, int streams) {
   const Kernels& k = kernels();
-  in_streams(items, streams, false, [&](const ReadItem* const* side, int present) {
+  in_streams(items, streams, [&](const ReadItem* const* side, int present) {
     each_alike(side, present, [&](const ReadItem* const* same, int count) {
       const ReadItem& first = *same[0];
       if (count == 1) {
@@ -66,7 +80,7 @@ void sum_squares(const std::vector<ReadItem>& items, int streams) {
 
 void update(const std::vector<SgdItem>& items, int streams) {
   const Kernels& k = kernels();
-  in_streams(items, streams, streams == 1, [&](const SgdItem* const* side, int present) {
+  in_streams(items, streams, [&](const SgdItem* const* side, int present) {
     each_alike(side, present, [&](const SgdItem* const* same, int count) {
       SgdStream data[kStreams];
       for (int s = 0; s < count; ++s) data[s] = same[s]->stream;

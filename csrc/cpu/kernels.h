@@ -1,8 +1,7 @@
 // The leaf kernels: contiguous blocks, one thread. Each instruction set provides one table of them.
 //
-// Some take several blocks ("streams") and walk them side by side, a few cache lines of each in turn. Blocks far apart
-// in memory keep more of the hardware's prefetchers busy: 27 GB/s against 18 for one block after the other, on two
-// cores of a 2.8 GHz Xeon.
+// Some take several blocks ("streams") and walk them side by side, a few cache lines of each in turn: blocks far apart
+// in memory keep more of the prefetchers busy, on processors that have them to spare.
 #pragma once
 #include <cstdint>
 

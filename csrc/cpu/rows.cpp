@@ -34,9 +34,9 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
   const Columns columns(rows, list);
   const int64_t blocks = columns.count(), bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
   const int used = useful_threads(rows.m * rows.d, threads);
-  const bool whole = rows.m >= 2 * used && bytes <= l2_bytes() / 4;
-  const int streams = streams_for(rows.m * bytes);
-  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kFarStreams, l2_bytes() / 4 / bytes)) : 1;
+  const bool whole = rows.m >= 2 * used && bytes <= l2_bytes() / 4 * 3;
+  const int streams = reads_for(rows.m * bytes);
+  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kMostReads, l2_bytes() / 4 / bytes)) : 1;
   std::vector<double> shared(whole ? 0 : 2 * blocks);
   Barrier barrier;
   parallel(used, [&](int part, int parts) {
@@ -87,7 +87,7 @@ void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
       [&](int64_t i, const Norm& norm, const Columns& columns, Range c) {
         if (!norm.finite() || !clips(norm, lam)) return;
         const RowFactor f = row_factor(norm, lam, rows.dtype);
-        for (int64_t b = c.end; b-- > c.begin;)
+        for (int64_t b = c.begin; b < c.end; ++b)
           k.scale[rows.dtype](const_cast<void*>(at(rows, i, columns[b])), columns[b].n, f);
       },
       [] {});

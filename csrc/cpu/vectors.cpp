@@ -42,7 +42,7 @@ Norm global_norm(const std::vector<Slot>& slots, int threads) {
     each_block(slots, share(all.blocks, part, parts), [&](const Slot& slot, int64_t first, int64_t n, int64_t block) {
       items.push_back({advance(slot.grad, first, slot.dtype), n, slot.dtype, &partials[block]});
     });
-    sum_squares(items, streams_for(all.bytes));
+    sum_squares(items, reads_for(all.bytes));
   });
   thread_local std::vector<Span> spans;
   spans.clear();
