@@ -13,9 +13,11 @@ from ..algorithms import ALGORITHMS
 from ..errors import ClientError
 from ..problem import Indices, Problem
 from .chunks import Report, Task, Worker
+from .memory import keep_freed_memory
 from .outcome import PHASES, Clock, Outcome
 from .workers import Pool, Slots
 
+COHORT_BYTES = 2**26  # of updates in memory at once, unless the config says how many clients
 _MOST_SLOTS = 4096  # their numbers have to fit into a pipe
 
 Show = Callable[[Indices, Tensor, list[int]], None]
@@ -25,6 +27,7 @@ class CohortRounds:
     """One round: every participant trained, clipped and summed, a cohort at a time."""
 
     def __init__(self, problem: Problem, engine: str) -> None:
+        keep_freed_memory()
         self.problem, self.config = problem, problem.config
         self.worker = Worker(problem, engine)
         self.chunk = self.worker.chunk
@@ -36,9 +39,9 @@ class CohortRounds:
         self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))
 
     def _default_cohort(self) -> int:
-        """As many clients as 64 MB hold, and at least a chunk for every worker."""
-        fits = 2**26 // (self.problem.model.dim * self.problem.dtype.itemsize)
-        return int(max(fits // self.chunk * self.chunk, self.config.workers * self.chunk))
+        """About as many clients as COHORT_BYTES hold, and as many chunks for every worker as for the others."""
+        chunk_bytes = self.chunk * self.problem.model.dim * self.problem.dtype.itemsize
+        return max(1, -(-(COHORT_BYTES // chunk_bytes) // self.config.workers)) * self.config.workers * self.chunk
 
     def start(self) -> Tensor:
         return self.problem.start()
@@ -76,13 +79,18 @@ class CohortRounds:
         reports: list[Report] = []
         for first in range(0, len(chunks), self.slots):
             cohort = chunks[first : first + self.slots]
-            for slot, report in enumerate(self.pool.train(task, cohort)):
+            odd = len(cohort) - 1 if self._has_odd(len(chunks)) and first + len(cohort) == len(chunks) else None
+            for slot, report in enumerate(self.pool.train(task, cohort, odd)):
                 self._stop(report)
                 total += self.room.totals[slot]
                 reports.append(report)
                 if show is not None:
                     show(cohort[slot], self.room.rows[slot, : len(cohort[slot])], report.rejected)
         return total, reports
+
+    def _has_odd(self, chunks: int) -> bool:
+        """Whether the last of so many chunks is one that two threads take: of the engine whose chunks take longest."""
+        return self.worker.stacked is None and chunks > 1 and chunks % 2 == 1
 
     def _stop(self, report: Report) -> None:
         if report.errors and self.config.on_client_error == "stop":

@@ -28,17 +28,17 @@ _TOKEN = struct.Struct("i")
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """A chunk is one thread's work, whoever does it: the sums in a product depend on how many threads share it."""
-    threads = torch.get_num_threads()
-    if threads == 1:
+def threads(count: int) -> Iterator[None]:
+    """A chunk is the work of one thread, or of two, whoever does it: the sums in a product depend on the number."""
+    before = torch.get_num_threads()
+    if before == count:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -92,17 +92,27 @@ class Pool:
         self._cores: list[int] | list[None] = [None]
         self._crew: list[tuple[Any, Connection]] = []
 
-    def train(self, task: Task, cohort: list[Indices]) -> list[Report]:
-        with one_thread():
-            if self._others == 0 or len(cohort) == 1:
-                return [self._run(task, slot, clients) for slot, clients in enumerate(cohort)]
+    def train(self, task: Task, cohort: list[Indices], odd: int | None = None) -> list[Report]:
+        """odd: the slot of a chunk that two threads take, so that no other process need be idle."""
+        slots = [slot for slot in range(len(cohort)) if slot != odd]
+        if self._others == 0 or len(slots) <= 1:
+            with threads(1):
+                done = {slot: self._run(task, slot, cohort[slot]) for slot in slots}
+            done |= self._together(task, cohort, odd)
+        else:
             try:
                 self._start()
-                with on_core(self._cores[0]):
-                    return self._share(task, cohort)
+                done = self._share(task, cohort, slots, odd)
             except BaseException:
                 self.close()  # answers may be under way that nobody will read
                 raise
+        return [done[slot] for slot in range(len(cohort))]
+
+    def _together(self, task: Task, cohort: list[Indices], odd: int | None) -> dict[int, Report]:
+        if odd is None:
+            return {}
+        with threads(2):
+            return {odd: self._run(task, odd, cohort[odd])}
 
     def _run(self, task: Task, slot: int, clients: Indices) -> Report:
         """One chunk; rows that nobody will look at are written where the last chunk's were, which is still in cache."""
@@ -115,13 +125,15 @@ class Pool:
             rows = self._rows
         return self.worker.run(task, clients, slots.x_t, rows, slots.totals[slot])
 
-    def _share(self, task: Task, cohort: list[Indices]) -> list[Report]:
-        for slot in range(len(cohort)):
+    def _share(self, task: Task, cohort: list[Indices], slots: list[int], odd: int | None) -> dict[int, Report]:
+        for slot in slots:
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
             with contextlib.suppress(OSError):  # a dead one is found below
                 pipe.send((task, cohort))
-        done = self._drain(task, cohort)
+        with threads(1), on_core(self._cores[0]):
+            done = self._drain(task, cohort)
+        done |= self._together(task, cohort, odd)
         deaths: list[str] = []
         for i, (process, pipe) in enumerate(self._crew):
             answer = _receive(process, pipe)
@@ -134,7 +146,7 @@ class Pool:
         lost = [slot for slot in range(len(cohort)) if slot not in done]
         for slot in lost:
             done[slot] = self._give_up(cohort[slot], slot, "; ".join(deaths))
-        return [done[slot] for slot in range(len(cohort))]
+        return done
 
     def _drain(self, task: Task, cohort: list[Indices]) -> dict[int, Report]:
         """Runs chunks until none is left."""

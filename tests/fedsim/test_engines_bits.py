@@ -6,6 +6,7 @@ import pytest
 import torch
 from sim_cases import MODELS, dataset, simulation, trained
 
+from fedsim.engines.workers import Pool
 from fedsim.models.logistic import Logistic
 
 
@@ -53,6 +54,39 @@ def test_two_workers_share_the_clients_of_every_model(problem, engine):
         x, _, _ = trained(problem=problem, model=model, engine=engine, local_steps=2, dtype="float32", workers=workers)
         ends.append(x)
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("cohort", [None, 1, 2])
+def test_an_odd_number_of_chunks_ends_with_one_for_two_threads(monkeypatch, workers, cohort):
+    """Whoever takes the other chunks: the bits are those of a single worker, and every chunk is done once."""
+    threads = []
+    run = Pool._run
+
+    def seen(pool, task, slot, clients):
+        threads.append(torch.get_num_threads())
+        return run(pool, task, slot, clients)
+
+    monkeypatch.setattr(Pool, "_run", seen)
+    settings = {
+        "problem": "cifar10-cnn",
+        "engine": "sequential",
+        "participants": 5,
+        "local_steps": 2,
+        "dtype": "float32",
+    }
+    x, _, record = trained(model=MODELS["cifar10-cnn"](), **settings)
+    assert threads == ([1] * 4 + [2]) * record["round"]
+    again, _, other = trained(model=MODELS["cifar10-cnn"](), workers=workers, cohort=cohort, **settings)
+    assert torch.equal(x, again)
+    assert record["norms"] == other["norms"]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_cohort_has_as_many_chunks_for_every_worker(monkeypatch, workers):
+    monkeypatch.setattr("fedsim.engines.cohorts.COHORT_BYTES", 5 * 2 * 52 * 4)  # five chunks
+    with simulation(model=Small(12, 4), clients=40, workers=workers, dtype="float32") as s:
+        assert s._rounds.slots == {1: 5, 2: 6, 3: 6}[workers]
 
 
 def test_threads_and_cores_are_given_back():

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import json, torch
 from types import SimpleNamespace
@@ -34,3 +36,28 @@ def test_ten_thousand_clients_need_no_matrix_of_ten_thousand_rows():
     assert found["norms"][0] > 0
     matrix = 10_000 * 7_850 * 4  # 314 MB
     assert found["extra"] < matrix / 2
+
+
+FAULTS = """
+import resource, torch
+from fedsim.engines.memory import keep_freed_memory
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def activations():
+    return [torch.ones(1_250_000) for _ in range(3)]
+print(keep_freed_memory())
+for _ in range(20):
+    activations()
+before = faults()
+for _ in range(20):
+    activations()
+print(faults() - before)
+"""
+
+
+def test_activations_are_not_fetched_from_the_system_at_every_step():
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    kept, faults = done.stdout.split()
+    if kept == "False":
+        pytest.skip("this C library cannot be told to keep memory")
+    assert int(faults) < 20 * 3 * 1_250_000 * 4 // 4096 / 10  # of the pages that were asked for
