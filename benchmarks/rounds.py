@@ -45,7 +45,7 @@ def side_of(name: str, path: Path, lam: float, args: argparse.Namespace, folder:
 def sides_of(
     workload: Workload, path: Path, lam: float, args: argparse.Namespace, folder: Path, left_out: dict[str, str]
 ) -> Iterable[Side]:
-    peers = args.peers if workload.peers else []
+    peers = [name for name in args.peers if name in workload.targets]
     for name in (LOOP, OURS, *peers, PEAK):
         try:
             yield side_of(name, path, lam, args, folder)

@@ -36,9 +36,8 @@ class Workload:
     settings: dict[str, Any]
     lam: float
     flops: int  # per sample: forward, and backward into the weights and every input but the data
-    targets: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, float] = field(default_factory=dict)  # by side; other libraries without one take no part
     seeds: int = 1
-    peers: bool = True  # whether the other libraries take part
 
     def config(self, algorithm: str, **changes: Any) -> Config:
         lam = self.lam if algorithm == "fatclip-pi" else math.inf
@@ -73,7 +72,6 @@ WORKLOADS = {
             lam=3.0,
             flops=6,
             seeds=20,
-            peers=False,  # they have no seeds to stack
         ),
         Workload(
             "W1a",
@@ -119,7 +117,6 @@ WORKLOADS = {
             lam=0.5,
             flops=_lstm_flops(),
             targets={"loop": 1.3},
-            peers=False,
         ),
     )
 }

@@ -2,15 +2,15 @@
 //
 // A batched matrix product needs the samples copied side by side first, and spends more time on that and on products
 // of ten rows than on arithmetic. Here every sample is read where it is, twice while it is in cache.
-// One thread; a plain C function, called through ctypes.
 #include <cmath>
-#include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "kernels.h"
+#include "models.h"
 
 namespace fatclip {
 namespace {
@@ -69,14 +69,10 @@ FATCLIP_TARGET inline Floats fma(Floats a, Floats b, Floats c) { return (Floats)
 
 using Run = void (*)(const Client&, const Shape&, float*);
 
-// FATCLIP_ISA limits this choice, too; "portable" leaves it to PyTorch.
 Run choose() {
 #if defined(__x86_64__)
-  const char* isa = std::getenv("FATCLIP_ISA");
-  const bool any = !isa || !*isa;
-  if (!__builtin_cpu_supports("fma")) return nullptr;
-  if ((any || !std::strcmp(isa, "avx512")) && __builtin_cpu_supports("avx512f")) return avx512::client;
-  if ((any || !std::strcmp(isa, "avx2")) && __builtin_cpu_supports("avx2")) return avx2::client;
+  if (!std::strcmp(kernels().name, "avx512")) return avx512::client;
+  if (!std::strcmp(kernels().name, "avx2")) return avx2::client;
 #endif
   return nullptr;
 }
@@ -84,13 +80,9 @@ Run choose() {
 }  // namespace
 }  // namespace fatclip
 
-// out[i] = the gradient of client i's weighted loss, i < clients. data: rows of `features` floats; index: rows, and
-// labels[row] their classes, (clients, batch); scale: weight of each loss, (clients, batch), 0 leaves a sample out;
-// params: weight and bias per client, `params_stride` floats apart (0: all share them). Returns 0, having done nothing,
-// where this machine has no kernel for it.
-extern "C" __attribute__((visibility("default"))) int fatclip_logistic_gradients(
-    const float* data, const int64_t* labels, const int64_t* index, const float* scale, int64_t clients, int64_t batch,
-    int64_t features, int64_t classes, const float* params, int64_t params_stride, float* out, int64_t out_stride) {
+int fatclip_logistic_gradients(const float* data, const int64_t* labels, const int64_t* index, const float* scale,
+                               int64_t clients, int64_t batch, int64_t features, int64_t classes, const float* params,
+                               int64_t params_stride, float* out, int64_t out_stride) {
   using namespace fatclip;
   static const Run run = choose();
   if (!run) return 0;

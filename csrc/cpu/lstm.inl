@@ -1,34 +1,30 @@
 // The pointwise part of an LSTM step for one instruction set. lstm.cpp includes this once for each, with Floats and
-// Ints (vectors of float and int32), kFloats, fma(a, b, c) and the attribute FATCLIP_TARGET defined.
+// Ints (vectors of float and int32), kFloats, the attribute FATCLIP_TARGET, and fma(a, b, c), load_few(p, count) and
+// store_few(p, v, count) defined.
 
 // Some elements of a row: whole vectors, and at its end what is left.
 FATCLIP_TARGET inline Floats load(const float* p, int64_t count) {
-  Floats v = {};
-  if (count >= kFloats)
-    std::memcpy(&v, p, sizeof v);
-  else
-    std::memcpy(&v, p, count * sizeof(float));
+  if (count < kFloats) return load_few(p, count);
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
   return v;
 }
 FATCLIP_TARGET inline void store(float* p, Floats v, int64_t count) {
-  if (count >= kFloats)
-    std::memcpy(p, &v, sizeof v);
-  else
-    std::memcpy(p, &v, count * sizeof(float));
+  if (count < kFloats) return store_few(p, v, count);
+  std::memcpy(p, &v, sizeof v);
 }
 
 // exp(x) to 2 units in the last place; flushed to about 1e-38 and 1e38 at the ends, nan stays.
 FATCLIP_TARGET inline Floats exponential(Floats x) {
-  x = x < -87.0f ? Floats{} - 87.0f : x;
-  x = x > 88.0f ? Floats{} + 88.0f : x;
-  const Floats scaled = x * 1.44269504f;
-  const Ints n = __builtin_convertvector(scaled + (scaled < 0.0f ? Floats{} - 0.5f : Floats{} + 0.5f), Ints);
-  const Floats whole = __builtin_convertvector(n, Floats);
+  constexpr float kWhole = 0x1.8p23f;  // what is added to it is rounded to a whole number
+  x = -87.0f > x ? Floats{} - 87.0f : x;
+  x = 88.0f < x ? Floats{} + 88.0f : x;
+  const Floats whole = (x * 1.44269504f + kWhole) - kWhole;
   Floats r = fma(whole, Floats{} - 0.693359375f, x);
   r = fma(whole, Floats{} + 2.12194440e-4f, r);
   Floats p = Floats{} + 1.0f / 5040;
   for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = fma(p, r, Floats{} + c);
-  const Ints bits = (n + 127) << 23;
+  const Ints bits = (__builtin_convertvector(whole, Ints) + 127) << 23;
   Floats power;
   std::memcpy(&power, &bits, sizeof power);
   return p * power;

@@ -232,8 +232,13 @@ def reductions(cells: Sequence[Cell]) -> list[str]:
         for key in ours:
             if key not in PLUMBING and ours[key] != paper[key]:
                 texts = changed.setdefault(key, [])
-                text = f"{key} {ours[key]} (paper {paper[key]})"
+                text = f"{key} {_shown(ours[key])} (paper {_shown(paper[key])})"
                 if text not in texts:
                     texts.append(text)
     texts = [text for group in changed.values() for text in group]
     return ["Changed from the paper: " + ", ".join(texts) + "."] if texts else []
+
+
+def _shown(value: Any) -> str:
+    """A setting as a reader knows it: without a limit, all take part."""
+    return "all" if value is None else str(value)

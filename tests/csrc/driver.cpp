@@ -108,15 +108,10 @@ struct Part {
   const char* name;
   void (*run)();
 };
-const Part kParts[] = {{"conversions", check_conversions},
-                       {"kernels", check_kernels},
-                       {"norms", check_norms},
-                       {"rows", check_rows},
-                       {"threads", check_threads},
-                       {"fork", check_fork},
-                       {"far", check_far_rows},
-                       {"long", check_long_vector},
-                       {"planted", planted}};
+const Part kParts[] = {
+    {"conversions", check_conversions}, {"kernels", check_kernels}, {"norms", check_norms}, {"rows", check_rows},
+    {"models", check_models},           {"threads", check_threads}, {"fork", check_fork},   {"far", check_far_rows},
+    {"long", check_long_vector},        {"planted", planted}};
 
 int main_(int argc, char** argv) {
   if (argc == 2 && argv[1] == std::string("isas")) {

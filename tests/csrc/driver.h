@@ -175,6 +175,7 @@ void check_conversions();
 void check_kernels();
 void check_norms();
 void check_rows();
+void check_models();
 void check_threads();
 void check_fork();
 void check_far_rows();

@@ -30,7 +30,7 @@ BUILDS = {
 # remembers every byte that is read).
 PARTS = {"plain": [], "address": [], "thread": ["norms", "rows", "threads", "far"]}
 # The oracles need no sanitizer: these files are built once. What runs in threads or includes kernel code is not here.
-ORACLES = ("oracle", "leaf", "norms", "rows", "aggregate", "huge")
+ORACLES = ("oracle", "leaf", "norms", "rows", "aggregate", "models", "huge")
 PLANTS = {
     ("plain", "PLANT_WRONG"): "FAILED planted failure",
     ("address", "PLANT_OVERRUN"): "AddressSanitizer: heap-buffer-overflow",
@@ -138,6 +138,12 @@ def test_planted_bug_is_caught(builds, build, plant):
     done = builds.run(build, "planted", plant=plant)
     assert done.returncode != 0
     assert PLANTS[build, plant] in done.stdout + done.stderr
+
+
+def test_models_in_every_instruction_set(builds):
+    for isa in builds.run("plain", "isas").stdout.split():
+        done = builds.run("address", "models", isa=isa)
+        assert (done.returncode, summary(done)[1], done.stderr) == (0, 0, ""), done.stdout[-6000:] + done.stderr[-6000:]
 
 
 def test_same_bits_for_every_instruction_set_and_build(builds):
