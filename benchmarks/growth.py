@@ -91,9 +91,10 @@ def figure(result: dict[str, list[dict[str, Any]]], path: Path) -> None:
         ("m", "clients", "peak memory, MB", lambda e: e["memory"] / 2**20, "clients m"),
     ]
     for axis, (curve, key, label, value, below) in zip(axes, panels, strict=True):
-        axis.plot([e[key] for e in result[curve]], [value(e) for e in result[curve]], "o-", color="#4c72b0")
+        heights = [value(e) for e in result[curve]]
+        axis.plot([e[key] for e in result[curve]], heights, "o-", color="#4c72b0")
         axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.1 * max(heights))
         axis.set_xlabel(below)
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
