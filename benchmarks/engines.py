@@ -5,7 +5,6 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,12 @@ ENGINES = ("sequential", "stacked")
 _W = WORKLOADS
 
 
-def _with(base: Workload, name: str, title: str, **settings: Any) -> Workload:
-    kept = {k: v for k, v in base.settings.items() if k not in ("local_steps", "local_epochs")}
-    return replace(base, name=name, title=title, settings=kept | settings)
-
-
 CASES = [
     _W["W1a"],
     _W["W1b"],
-    _with(_W["W1a"], "mlp-1", "MNIST perceptron, m = 100, batch 64, one step", problem="mnist-mlp", local_steps=1),
-    _with(_W["W1a"], "mlp-10", "the same, one local epoch (10 steps)", problem="mnist-mlp", local_epochs=1),
-    _with(_W["W2"], "cnn-1", "CIFAR-10 CNN, 5 of m = 10 clients, batch 50, one step", local_steps=1),
+    _W["W1a"].variant("mlp-1", "MNIST perceptron, m = 100, batch 64, one step", problem="mnist-mlp", local_steps=1),
+    _W["W1a"].variant("mlp-10", "the same, one local epoch (10 steps)", problem="mnist-mlp", local_epochs=1),
+    _W["W2"].variant("cnn-1", "CIFAR-10 CNN, 5 of m = 10 clients, batch 50, one step", local_steps=1),
     _W["W2"],
     _W["W3"],
     _W["W3b"],

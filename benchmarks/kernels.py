@@ -48,11 +48,14 @@ def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    naive = "" if row["naive"] is None else f"{row['naive']:.2f}x"
     return (
         f"{row['operation']:18s} {row['size']:56s} {row['microseconds']:10,.1f} {row['ratio']:7.2f}x"
-        f" {row['against']:12s} {row['goal']:8s} {naive:>8s}"
+        f" {row['against']:12s} {row['goal']:8s} {_naive(row):>8s}"
     )
+
+
+def _naive(row: dict[str, Any]) -> str:
+    return "" if row["naive"] is None else f"{row['naive']:.2f}x"
 
 
 def readme_table(result: dict[str, Any]) -> str:
@@ -62,10 +65,9 @@ def readme_table(result: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:
-        naive = "" if row["naive"] is None else f"{row['naive']:.2f}x"
         lines.append(
             f"| {row['operation']} | {row['size']} | {row['microseconds']:,.1f} us"
-            f" | **{row['ratio']:.2f}x** ({row['against']}) | {row['goal']} | {naive} |"
+            f" | **{row['ratio']:.2f}x** ({row['against']}) | {row['goal']} | {_naive(row)} |"
         )
     m = result["machine"]
     about = f"{m['cores']} cores ({m['cpu']}), torch {m['torch']}, {result['threads']} threads, float32."

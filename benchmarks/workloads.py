@@ -43,6 +43,11 @@ class Workload:
         lam = self.lam if algorithm == "fatclip-pi" else math.inf
         return Config(**{**self.settings, "algorithm": algorithm, "lam": lam, **changes})
 
+    def variant(self, name: str, title: str, targets: dict[str, float] | None = None, **settings: Any) -> "Workload":
+        """The same with other settings, among them its local work."""
+        kept = {k: v for k, v in self.settings.items() if k not in ("local_steps", "local_epochs")}
+        return replace(self, name=name, title=title, settings=kept | settings, targets=targets or {})
+
 
 def _cnn_flops() -> int:
     conv1, conv2 = 28 * 28 * 32 * 75, 10 * 10 * 64 * 800
@@ -59,67 +64,49 @@ _CNN = {"problem": "cifar10-cnn", "clients": 10, "participants": 5, "samples_per
 _LSTM = {"problem": "shakespeare-lstm", "clients": 143, "batch": 10, "eta_l": 0.8, "partition": "roles", **_AVERAGED}
 _CAUCHY = {"noise": "cauchy", "noise_scale": 2.1, "eta_l": 0.1, "eta": 0.1, "delta": "gradient", "reduce": "sum"}
 
-WORKLOADS = {
-    w.name: w
-    for w in (
-        Workload(
-            "W0",
-            "E1: quadratic, Cauchy noise, m = 5, K = 2, d = 3, 20 seeds",
-            "quadratic",
-            {"problem": "quadratic", "clients": 5, "local_steps": 2, "dim": 3, "dtype": "float64"}
-            | _CAUCHY
-            | {"rounds": 10**9, "eval_every": 10**9},
-            lam=3.0,
-            flops=6,
-            seeds=20,
-        ),
-        Workload(
-            "W1a",
-            "MNIST logistic regression, m = 100 of 600 samples, batch 64, one step",
-            "logistic",
-            _LOGISTIC | {"local_steps": 1},
-            lam=4.0,
-            flops=2 * 2 * 7840,
-            targets={"loop": 18, "pfl": 22, "fedjax": 11, "flwr": 100},
-        ),
-        Workload(
-            "W1b",
-            "the same, one local epoch (10 steps)",
-            "logistic",
-            _LOGISTIC | {"local_epochs": 1},
-            lam=4.0,
-            flops=2 * 2 * 7840,
-            targets={"loop": 10, "pfl": 10, "fedjax": 5, "flwr": 20},
-        ),
-        Workload(
-            "W2",
-            "CIFAR-10 CNN, 5 of m = 10 clients, 500 samples each, batch 50, 2 local epochs",
-            "cnn",
-            _CNN | _AVERAGED | {"local_epochs": 2, "eta_l": 0.1, "partition": "classes", "classes_per_client": 2},
-            lam=1.0,
-            flops=_cnn_flops(),
-            targets={"loop": 1.3, "pfl": 1.5, "fedjax": 3},
-        ),
-        Workload(
-            "W3",
-            "Shakespeare LSTM, m = 143, batch 10, one step",
-            "lstm",
-            _LSTM | {"local_steps": 1},
-            lam=0.5,
-            flops=_lstm_flops(),
-            targets={"loop": 2.4, "pfl": 1.7, "fedjax": 4},
-        ),
-        Workload(
-            "W3b",
-            "the same, 4 steps",
-            "lstm",
-            _LSTM | {"local_steps": 4},
-            lam=0.5,
-            flops=_lstm_flops(),
-            targets={"loop": 1.3},
-        ),
-    )
-}
+_W0 = Workload(
+    "W0",
+    "E1: quadratic, Cauchy noise, m = 5, K = 2, d = 3, 20 seeds",
+    "quadratic",
+    {"problem": "quadratic", "clients": 5, "local_steps": 2, "dim": 3, "dtype": "float64"}
+    | _CAUCHY
+    | {"rounds": 10**9, "eval_every": 10**9},
+    lam=3.0,
+    flops=6,
+    seeds=20,
+)
+_W1A = Workload(
+    "W1a",
+    "MNIST logistic regression, m = 100 of 600 samples, batch 64, one step",
+    "logistic",
+    _LOGISTIC | {"local_steps": 1},
+    lam=4.0,
+    flops=2 * 2 * 7840,
+    targets={"loop": 18, "pfl": 22, "fedjax": 11, "flwr": 100},
+)
+_EPOCH_TARGETS = {"loop": 10, "pfl": 10, "fedjax": 5, "flwr": 20}
+_W1B = _W1A.variant("W1b", "the same, one local epoch (10 steps)", _EPOCH_TARGETS, local_epochs=1)
+_W2 = Workload(
+    "W2",
+    "CIFAR-10 CNN, 5 of m = 10 clients, 500 samples each, batch 50, 2 local epochs",
+    "cnn",
+    _CNN | _AVERAGED | {"local_epochs": 2, "eta_l": 0.1, "partition": "classes", "classes_per_client": 2},
+    lam=1.0,
+    flops=_cnn_flops(),
+    targets={"loop": 1.3, "pfl": 1.5, "fedjax": 3},
+)
+_W3 = Workload(
+    "W3",
+    "Shakespeare LSTM, m = 143, batch 10, one step",
+    "lstm",
+    _LSTM | {"local_steps": 1},
+    lam=0.5,
+    flops=_lstm_flops(),
+    targets={"loop": 2.4, "pfl": 1.7, "fedjax": 4},
+)
+_W3B = _W3.variant("W3b", "the same, 4 steps", {"loop": 1.3}, local_steps=4)
+
+WORKLOADS = {w.name: w for w in (_W0, _W1A, _W1B, _W2, _W3, _W3B)}
 
 
 def export(workload: Workload, path: Path, *, dataset: Dataset | None = None, rounds: int = EXPORTED_ROUNDS) -> int:

@@ -79,7 +79,7 @@ class CohortRounds:
         reports: list[Report] = []
         for first in range(0, len(chunks), self.slots):
             cohort = chunks[first : first + self.slots]
-            odd = len(cohort) - 1 if self._has_odd(len(chunks)) and first + len(cohort) == len(chunks) else None
+            odd = self._has_odd(len(chunks)) and first + len(cohort) == len(chunks)
             for slot, report in enumerate(self.pool.train(task, cohort, odd)):
                 self._stop(report)
                 total += self.room.totals[slot]

@@ -92,27 +92,26 @@ class Pool:
         self._cores: list[int] | list[None] = [None]
         self._crew: list[tuple[Any, Connection]] = []
 
-    def train(self, task: Task, cohort: list[Indices], odd: int | None = None) -> list[Report]:
-        """odd: the slot of a chunk that two threads take, so that no other process need be idle."""
-        slots = [slot for slot in range(len(cohort)) if slot != odd]
+    def train(self, task: Task, cohort: list[Indices], odd: bool = False) -> list[Report]:
+        """odd: two threads take the last chunk, so that no other process need be idle."""
+        slots = range(len(cohort) - odd)
         if self._others == 0 or len(slots) <= 1:
             with threads(1):
                 done = {slot: self._run(task, slot, cohort[slot]) for slot in slots}
-            done |= self._together(task, cohort, odd)
+            done |= self._last(task, cohort) if odd else {}
         else:
             try:
                 self._start()
-                done = self._share(task, cohort, slots, odd)
+                done = self._share(task, cohort, slots)
             except BaseException:
                 self.close()  # answers may be under way that nobody will read
                 raise
         return [done[slot] for slot in range(len(cohort))]
 
-    def _together(self, task: Task, cohort: list[Indices], odd: int | None) -> dict[int, Report]:
-        if odd is None:
-            return {}
+    def _last(self, task: Task, cohort: list[Indices]) -> dict[int, Report]:
+        slot = len(cohort) - 1
         with threads(2):
-            return {odd: self._run(task, odd, cohort[odd])}
+            return {slot: self._run(task, slot, cohort[slot])}
 
     def _run(self, task: Task, slot: int, clients: Indices) -> Report:
         """One chunk; rows that nobody will look at are written where the last chunk's were, which is still in cache."""
@@ -125,7 +124,7 @@ class Pool:
             rows = self._rows
         return self.worker.run(task, clients, slots.x_t, rows, slots.totals[slot])
 
-    def _share(self, task: Task, cohort: list[Indices], slots: list[int], odd: int | None) -> dict[int, Report]:
+    def _share(self, task: Task, cohort: list[Indices], slots: range) -> dict[int, Report]:
         for slot in slots:
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
@@ -133,7 +132,8 @@ class Pool:
                 pipe.send((task, cohort))
         with threads(1), on_core(self._cores[0]):
             done = self._drain(task, cohort)
-        done |= self._together(task, cohort, odd)
+        if len(slots) < len(cohort):
+            done |= self._last(task, cohort)
         deaths: list[str] = []
         for i, (process, pipe) in enumerate(self._crew):
             answer = _receive(process, pipe)
