@@ -148,7 +148,7 @@ py::object py_sgd_step(Args a) {
   {
     MaybeReleaseGil gil(elements);
     if (!given) norm = global_norm(slots, threads);
-    norm.mantissa *= inv_scale;
+    norm = norm.times(inv_scale);
     step = !forced_skip && (norm.finite() || !skip_nonfinite);
     if (step) sgd_update(slots, hyper, norm, lam, inv_scale, threads);
   }

@@ -18,14 +18,13 @@ enum Momentum { kNone, kFresh, kRunning };  // kFresh: the buffer holds nothing 
 // The same in the arithmetic type of the kernel (float for 16-bit data), V = T or a vector of T.
 template <class V>
 struct SgdArgs {
-  V first, second;  // the clipping factor, negated for maximize
   V minus_lr, momentum, keep, weight_decay;
   bool nesterov;
 };
 
+// g is the clipped gradient, negated for maximize.
 template <bool kDecay, Momentum kMomentum, class V, class Fma>
 FATCLIP_DEVICE void sgd_element(V& x, V g, V& buffer, const SgdArgs<V>& a, Fma fma) {
-  g = g * a.first * a.second;
   if (kDecay) g = fma(x, a.weight_decay, g);
   if (kMomentum != kNone) {
     buffer = kMomentum == kFresh ? g : fma(g, a.keep, buffer * a.momentum);

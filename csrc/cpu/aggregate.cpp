@@ -26,10 +26,10 @@ int64_t group_size(const Rows& rows, int threads) {
 // What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
 struct Workspace {
   std::vector<Columns::Block> blocks;
-  std::vector<double> partials;  // (group, column blocks)
-  std::vector<double> acc;       // (d), the running sum over groups
-  std::vector<RowTerm> terms;    // of the rows in use
-  std::vector<int64_t> used;     // which rows those are: a rejected or weightless row is not even read
+  std::vector<Squares> partials;  // (group, column blocks)
+  std::vector<double> acc;        // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
+  std::vector<RowTerm> terms;     // of the rows in use
+  std::vector<int64_t> used;      // which rows those are: a rejected or weightless row is not even read
   static Workspace& of_this_thread() {
     thread_local Workspace w;
     return w;
@@ -37,7 +37,7 @@ struct Workspace {
   void give_back() {
     constexpr size_t kKeep = size_t(4) << 20;  // 32 MiB
     if (acc.size() > kKeep) std::vector<double>().swap(acc);
-    if (partials.size() > kKeep) std::vector<double>().swap(partials);
+    if (partials.size() > kKeep) std::vector<Squares>().swap(partials);
   }
 };
 
@@ -56,7 +56,7 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
 // product with a 24-bit number is then exact in double, whatever instructions compute it. Products may be taken in
 // float where none of them can overflow, nor vanish unless the element itself is next to nothing.
 RowTerm row_term(const Norm& norm, double lam, double coefficient, double weight, DType dtype, bool may_narrow) {
-  if (dtype == kFloat64) return {split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0}, weight), 0};
+  if (dtype == kFloat64) return {split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0, 0}, weight), 0};
   const double c = coefficient * weight;
   constexpr uint64_t kHalf = uint64_t(1) << (53 - 29 - 1);
   uint64_t bits;
@@ -129,19 +129,23 @@ struct Aggregation {
     const Kernels& k = kernels();
     thread_local std::vector<const void*> pieces;
     pieces.resize(ready);
-    double tile[kBlock];  // a single group needs no running sum
+    const bool exact = rows.dtype == kFloat64;
+    double tile[2 * kBlock];  // a single group needs no running sum
     const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.begin; b < c.end; ++b) {
       const Columns::Block& block = columns[b];
       for (int64_t i = 0; i < ready; ++i) pieces[i] = at(rows, w.used[i], block);
-      double* acc = is_first && is_last ? tile : w.acc.data() + block.column;
-      k.accumulate[rows.dtype](acc, pieces.data(), w.terms.data(), ready, block.n, is_first);
+      const bool alone = is_first && is_last;
+      double* acc = alone ? tile : w.acc.data() + block.column;
+      double* lost = !exact ? nullptr : acc + (alone ? kBlock : rows.d);
+      k.accumulate[rows.dtype](acc, lost, pieces.data(), w.terms.data(), ready, block.n, is_first);
       if (!is_last || (args.subtract && !result.applied)) continue;
       each_target(args.targets, block.column, block.column + block.n,
                   [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
                     const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
-                    finish(advance(t.data, offset, t.dtype), acc + (column - block.column), n, divisor, scale);
+                    const int64_t at = column - block.column;
+                    finish(advance(t.data, offset, t.dtype), acc + at, lost ? lost + at : nullptr, n, divisor, scale);
                   });
     }
   }
@@ -155,7 +159,8 @@ AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threa
   const int used_threads = useful_threads(rows.m * rows.d, threads);
   const int64_t group = group_size(rows, used_threads);
   w.partials.resize(std::max<size_t>(w.partials.size(), group * columns.count()));
-  if (group < rows.m) w.acc.resize(std::max<size_t>(w.acc.size(), rows.d));
+  const int64_t sums = rows.dtype == kFloat64 ? 2 * rows.d : rows.d;
+  if (group < rows.m) w.acc.resize(std::max<size_t>(w.acc.size(), sums));
   w.used.clear();
   w.terms.clear();
   bool narrow = true;

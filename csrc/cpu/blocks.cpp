@@ -38,6 +38,20 @@ void each_alike(const Item* const* items, int count, Body body) {
   }
 }
 
+void add(Squares* sum, const Squares& term) {
+  const double value = sum->value + term.value, part = value - sum->value;
+  sum->rest += ((sum->value - (value - part)) + (term.value - part)) + term.rest;
+  sum->value = value;
+}
+
+// The root of a positive sum, with what the rounding took.
+Norm root(const Squares& squares, int exponent) {
+  const Scaled sum = rounded(squares.value, squares.rest, 0);
+  const double r = std::sqrt(sum.value);
+  const Scaled norm = rounded(r, (std::fma(-r, r, sum.value) + sum.rest) / (2 * r), exponent);
+  return {norm.value, exponent, norm.rest};
+}
+
 bool is_far(int64_t bytes) { return bytes > (16 << 20); }
 
 // An Intel Xeon read 27 GB/s in eight runs and 18 in one; an AMD EPYC 27 in eight and 38 in one.
@@ -70,7 +84,7 @@ void sum_squares(const std::vector<ReadItem>& items, int streams) {
         return;
       }
       const void* data[kStreams];
-      double sums[kStreams];
+      Squares sums[kStreams];
       for (int s = 0; s < count; ++s) data[s] = same[s]->data;
       k.sumsq_streams[first.dtype](data, count, first.n, sums);
       for (int s = 0; s < count; ++s) *same[s]->out = sums[s];
@@ -89,14 +103,14 @@ void update(const std::vector<SgdItem>& items, int streams) {
   });
 }
 
-Norm span_norm(const Span* spans, size_t count, const double* partials, int64_t partial_count) {
+Norm span_norm(const Span* spans, size_t count, const Squares* partials, int64_t partial_count) {
   const Kernels& k = kernels();
-  double squares = 0;
-  for (int64_t i = 0; i < partial_count; ++i) squares += partials[i];
+  Squares squares;
+  for (int64_t i = 0; i < partial_count; ++i) add(&squares, partials[i]);
   bool wide = false;
   for (size_t i = 0; i < count; ++i) wide |= spans[i].dtype == kFloat64;
-  // squares of 16- and 32-bit input always fit: what is outside the range there is zero, inf or nan
-  if ((squares >= kTiny && squares <= kHuge) || !wide) return {std::sqrt(squares), 0};
+  if (!wide) return {std::sqrt(squares.value), 0, 0};  // squares of 16- and 32-bit input are always in range
+  if (squares.value >= kTiny && squares.value <= kHuge) return root(squares, 0);
   double peak = 0;
   for (size_t i = 0; i < count; ++i) {
     const double a = k.absmax[spans[i].dtype](spans[i].data, spans[i].n);
@@ -106,10 +120,10 @@ Norm span_norm(const Span* spans, size_t count, const double* partials, int64_t 
   int exponent = 0;
   std::frexp(peak, &exponent);
   exponent = std::max(exponent, -1000);  // 2^1000 is enough for subnormals, and in range
-  double scaled = 0;
+  Squares scaled;
   for (size_t i = 0; i < count; ++i)
-    scaled += k.sumsq[spans[i].dtype](spans[i].data, spans[i].n, std::ldexp(1.0, -exponent));
-  return {std::sqrt(scaled), exponent};
+    add(&scaled, k.sumsq[spans[i].dtype](spans[i].data, spans[i].n, std::ldexp(1.0, -exponent)));
+  return root(scaled, exponent);
 }
 
 }  // namespace fatclip

@@ -46,7 +46,7 @@ struct ReadItem {
   const void* data;
   int64_t n;
   DType dtype;
-  double* out;
+  Squares* out;
 };
 // The items are cut into `streams` runs (at most kStreams) that are walked side by side.
 void sum_squares(const std::vector<ReadItem>& items, int streams);
@@ -68,6 +68,6 @@ struct Span {
   DType dtype;
 };
 // The norm from the spans' sums of squares by block; reads the data again only where those have left the safe range.
-Norm span_norm(const Span* spans, size_t count, const double* partials, int64_t partial_count);
+Norm span_norm(const Span* spans, size_t count, const Squares* partials, int64_t partial_count);
 
 }  // namespace fatclip

@@ -9,12 +9,9 @@
 
 namespace fatclip {
 
-// A client's coefficient: exact product of the two parts; see Factor.
-using RowFactor = Factor<double>;
-
 // A row's part in an aggregate: its factor, and the same as a float, or 0 where products in float are not safe.
 struct RowTerm {
-  RowFactor factor;
+  Factor factor;
   float narrow;
 };
 
@@ -24,33 +21,39 @@ constexpr int kRowRun = 4;
 
 constexpr int kStreams = 16;  // blocks walked side by side, at most
 
+// A sum of squares; `rest` is what its roundings have lost, for float64 data.
+struct Squares {
+  double value = 0, rest = 0;
+};
+
 struct SgdStream {
   void* x;
   const void* g;
   void* buffer;  // null when kNone
-  RowFactor c;
+  Factor c;
 };
 
 struct Kernels {
   const char* name;
   // sum of (scale * x)^2 in a fixed order: in double, but where scale is 1 and the data has 16 or 32 bits, full runs of
   // squares meet in float first, as long as those are in range (relative error at most 3 * 2^-24)
-  double (*sumsq[kDTypes])(const void* x, int64_t n, double scale);
+  Squares (*sumsq[kDTypes])(const void* x, int64_t n, double scale);
   // out[s] = sumsq(x[s], n, 1) for every stream
-  void (*sumsq_streams[kDTypes])(const void* const* x, int count, int64_t n, double* out);
+  void (*sumsq_streams[kDTypes])(const void* const* x, int count, int64_t n, Squares* out);
   // largest |x|; inf or nan where there is one
   double (*absmax[kDTypes])(const void* x, int64_t n);
   // x *= factor
-  void (*scale[kDTypes])(void* x, int64_t n, RowFactor c);
+  void (*scale[kDTypes])(void* x, int64_t n, Factor c);
   // the clipped SGD update of n elements of every stream
   void (*sgd[kDTypes])(const SgdStream* streams, int count, int64_t n, Momentum mode, const SgdHyper& h);
-  // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`
-  void (*accumulate[kDTypes])(double* acc, const void* const* rows, const RowTerm* c, int64_t count, int64_t n,
-                              bool first);
-  // x[j] -= acc[j] / mass * scale
-  void (*subtract[kDTypes])(void* x, const double* acc, int64_t n, double mass, double scale);
-  // x[j] = acc[j] / mass * scale
-  void (*store[kDTypes])(void* x, const double* acc, int64_t n, double mass, double scale);
+  // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`. Of float64 rows, lost[j]
+  // collects what roundings take from acc[j]; for others it may be null.
+  void (*accumulate[kDTypes])(double* acc, double* lost, const void* const* rows, const RowTerm* c, int64_t count,
+                              int64_t n, bool first);
+  // x[j] -= (acc[j] + lost[j]) / mass * scale; lost may be null
+  void (*subtract[kDTypes])(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale);
+  // x[j] = (acc[j] + lost[j]) / mass * scale
+  void (*store[kDTypes])(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale);
 };
 
 // The table in use: the best this machine has, or the one FATCLIP_ISA names (throws std::runtime_error if it cannot).

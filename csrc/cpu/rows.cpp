@@ -11,7 +11,7 @@ Rows matrix_rows(const void* base, int64_t m, int64_t d, int64_t row_stride, DTy
   return rows;
 }
 
-Norm row_norm(const Rows& rows, int64_t row, const double* partials, int64_t count) {
+Norm row_norm(const Rows& rows, int64_t row, const Squares* partials, int64_t count) {
   if (rows.lengths.size() == 1) {
     const Span span{rows.pieces[row], rows.d, rows.dtype};
     return span_norm(&span, 1, partials, count);
@@ -37,17 +37,17 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
   const bool whole = rows.m >= 2 * used && bytes <= l2_bytes() / 4 * 3;
   const int streams = reads_for(rows.m * bytes);
   const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kMostReads, l2_bytes() / 4 / bytes)) : 1;
-  std::vector<double> shared(whole ? 0 : 2 * blocks);
+  std::vector<Squares> shared(whole ? 0 : 2 * blocks);
   Barrier barrier;
   parallel(used, [&](int part, int parts) {
     thread_local std::vector<ReadItem> reads;
-    std::vector<double> own(whole ? batch * blocks : 0);
+    std::vector<Squares> own(whole ? batch * blocks : 0);
     const Range mine = whole ? share(rows.m, part, parts) : Range{0, rows.m};
     const Range c = whole ? Range{0, blocks} : share(blocks, part, parts);
     for (int64_t i = mine.begin; i < mine.end; i += batch) {
       const int64_t count = std::min(batch, mine.end - i);
       // two buffers in turn: a thread may be a row ahead of the others
-      double* partials = whole ? own.data() : shared.data() + (i & 1) * blocks;
+      Squares* partials = whole ? own.data() : shared.data() + (i & 1) * blocks;
       reads.clear();
       for (int64_t k = 0; k < count; ++k) add_reads(rows, i + k, columns, c, partials + k * blocks, &reads);
       sum_squares(reads, streams);
@@ -68,10 +68,8 @@ std::vector<SgdItem>& own_updates() {
   return items;
 }
 
-RowFactor row_factor(const Norm& norm, double lam, DType dtype) {
-  if (dtype == kFloat64) return factor<double>(norm, lam);
-  const auto c = factor<float>(norm, lam);
-  return {c.first, c.second};
+Factor row_factor(const Norm& norm, double lam, DType dtype) {
+  return dtype == kFloat64 ? factor<double>(norm, lam) : factor<float>(norm, lam);
 }
 
 }  // namespace
@@ -86,7 +84,7 @@ void clip_rows(const Rows& rows, double lam, double* norms, int threads) {
       rows, threads, norms,
       [&](int64_t i, const Norm& norm, const Columns& columns, Range c) {
         if (!norm.finite() || !clips(norm, lam)) return;
-        const RowFactor f = row_factor(norm, lam, rows.dtype);
+        const Factor f = row_factor(norm, lam, rows.dtype);
         for (int64_t b = c.begin; b < c.end; ++b)
           k.scale[rows.dtype](const_cast<void*>(at(rows, i, columns[b])), columns[b].n, f);
       },
@@ -100,7 +98,7 @@ void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* no
       g, threads, norms,
       [&](int64_t i, const Norm& norm, const Columns& columns, Range c) {
         if (!norm.finite()) return;
-        const RowFactor f = row_factor(norm, lam, g.dtype);
+        const Factor f = row_factor(norm, lam, g.dtype);
         for (int64_t b = c.begin; b < c.end; ++b)
           own_updates().push_back({{const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, f},
                                    columns[b].n,

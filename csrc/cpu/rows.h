@@ -34,12 +34,12 @@ inline const void* at(const Rows& rows, int64_t row, const Columns::Block& b) {
 }
 
 // Adds the blocks [c.begin, c.end) of a row to what is to be read; sums go to partials[block].
-inline void add_reads(const Rows& rows, int64_t row, const Columns& columns, Range c, double* partials,
+inline void add_reads(const Rows& rows, int64_t row, const Columns& columns, Range c, Squares* partials,
                       std::vector<ReadItem>* items) {
   for (int64_t b = c.begin; b < c.end; ++b)
     items->push_back({at(rows, row, columns[b]), columns[b].n, rows.dtype, partials + b});
 }
 
-Norm row_norm(const Rows& rows, int64_t row, const double* partials, int64_t count);
+Norm row_norm(const Rows& rows, int64_t row, const Squares* partials, int64_t count);
 
 }  // namespace fatclip

@@ -1,4 +1,4 @@
-// Vectors for kernels.cpp, which is compiled once per instruction set. Arithmetic is the compiler's vector
+// Vectors for the leaf kernels, which are compiled once per instruction set. Arithmetic is the compiler's vector
 // extension, element by element and without contraction, so every instruction set gives the same bits.
 // Only fma and float16 need intrinsics; the portable build emulates both exactly.
 #pragma once
@@ -130,10 +130,9 @@ inline FloatsD high(Floats f) { return (FloatsD)_mm256_extractf128_ps((__m256)f,
 inline FloatsD low(Floats f) { return load<FloatsD>(&f); }
 inline FloatsD high(Floats f) { return load<FloatsD>(reinterpret_cast<const float*>(&f) + kDoubles); }
 #endif
-// sums[0] and sums[1] plus the two halves of f
-inline void add_halves(Doubles* sums, Floats f) {
-  sums[0] += widen(low(f));
-  sums[1] += widen(high(f));
+inline void add_halves(Doubles& to_low, Doubles& to_high, Floats f) {
+  to_low += widen(low(f));
+  to_high += widen(high(f));
 }
 
 // ---- 16-bit formats; conversion to float is exact, to 16 bits rounds to nearest even
@@ -234,6 +233,25 @@ struct Io<Float16> {
   static Doubles wide(const Float16* p) { return widen(widen_f16(load<HalvesD>(p))); }
   static void narrow(Float16* p, Doubles v) { put(p, narrow_f16(fatclip::narrow(v))); }
 };
+
+// ---- loops and sums
+// Runs body(i) at each full vector of `width` elements, then once for the rest on zero-padded copies.
+// The copies are made and written back by `pad`, which calls body on them.
+template <class Body, class Pad>
+inline void sweep(int64_t n, int width, Body body, Pad pad) {
+  int64_t i = 0;
+  for (; i + width <= n; i += width) body(i);
+  if (i < n) pad(i, static_cast<int>(n - i));
+}
+
+// sum += term; returns what the rounding lost.
+template <class V>
+inline V add_exactly(V& sum, V term) {
+  const V before = sum;
+  sum = before + term;
+  const V part = sum - before;
+  return (before - (sum - part)) + (term - part);
+}
 
 }  // namespace
 }  // namespace fatclip

@@ -33,8 +33,8 @@ struct Extent {
 
 Norm global_norm(const std::vector<Slot>& slots, int threads) {
   const Extent all(slots);
-  thread_local std::vector<double> kept;
-  std::vector<double>& partials = kept;  // a name that other threads see
+  thread_local std::vector<Squares> kept;
+  std::vector<Squares>& partials = kept;  // a name that other threads see
   partials.resize(all.blocks);
   parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
     thread_local std::vector<ReadItem> items;
@@ -52,14 +52,14 @@ Norm global_norm(const std::vector<Slot>& slots, int threads) {
 
 void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, const Norm& norm, double lam,
                 double inv_scale, int threads) {
-  const auto narrow = factor<float>(norm, lam, inv_scale);
-  const auto wide = factor<double>(norm, lam, inv_scale);
+  const Factor narrow = factor<float>(norm, lam, inv_scale);
+  const Factor wide = factor<double>(norm, lam, inv_scale);
   const Extent all(slots);
   parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
     thread_local std::vector<SgdItem> items;
     items.clear();
     each_block(slots, share(all.blocks, part, parts), [&](const Slot& slot, int64_t first, int64_t n, int64_t) {
-      const RowFactor c = slot.dtype == kFloat64 ? wide : RowFactor{narrow.first, narrow.second};
+      const Factor& c = slot.dtype == kFloat64 ? wide : narrow;
       void* buffer = slot.buffer ? advance(slot.buffer, first, slot.dtype) : nullptr;
       items.push_back({{advance(slot.param, first, slot.dtype), advance(slot.grad, first, slot.dtype), buffer, c},
                        n,

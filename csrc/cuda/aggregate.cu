@@ -38,12 +38,11 @@ struct RowWeight {
 template <class A>
 __device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
   if (!norm.finite() || weight == 0) return {0, 0, 0};
-  Scaled c = clips(norm, lam) ? lam / norm : Scaled{1, 0};
+  Scaled c = clips(norm, lam) ? lam / norm : Scaled{1, 0, 0};
   c.exponent -= exponent;
-  const Factor<A> f = split<A>(c, weight);
-  if (sizeof(A) == 8) return {f.first, f.second, 0};
-  const Factor<double> wide = split<double>(c, weight);
-  return {f.first, f.second, static_cast<A>(wide.first * wide.second / f.first - f.second)};
+  const Factor f = split<A>(c, weight);
+  const A second = static_cast<A>(f.second);
+  return {static_cast<A>(f.first), second, static_cast<A>(f.second - second + f.rest)};
 }
 
 // Traffic: about 60 bytes per row.

@@ -165,7 +165,7 @@ __device__ Norm join(const Partial* partials, int64_t count) {
 
 template <class T>
 __device__ void set_state(RowState* state, const Norm& norm, double lam, double inv_scale, bool apply) {
-  const Factor<T> f = factor<T>(norm, lam, inv_scale);
+  const Factor f = factor<T>(norm, lam, inv_scale);
   *state = {f.first, f.second, norm.mantissa, norm.exponent, apply};
 }
 
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 2) finish_step_kernel(const __grid_c
   Norm norm = d.known ? Norm{d.known[1], static_cast<int>(d.known[2])} : join(d.partials, d.count);
   if (threadIdx.x != 0) return;
   const double inv_scale = 1 / read(d.scale);
-  norm.mantissa *= inv_scale;
+  norm = norm.times(inv_scale);
   const bool take = !(read(d.found_inf) > 0) && (norm.finite() || !d.skip_nonfinite);
   if (d.report) *d.report = norm.value();
   if (d.parts) {

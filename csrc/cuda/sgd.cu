@@ -39,13 +39,9 @@ __global__ void __launch_bounds__(kThreads, 2)
   S* b = kMomentum == kNone ? x : static_cast<S*>(table.buffer[e]) + x_from;
   const int n = static_cast<int>(left < kChunk ? left : kChunk);
   const bool aligned = lead_of(g) == lead_of(x) && lead_of(b) == lead_of(x);
-  const SgdArgs<A> args = {static_cast<A>(state.first),
-                           static_cast<A>(hyper.maximize ? -state.second : state.second),
-                           static_cast<A>(-read(lr)),
-                           static_cast<A>(hyper.momentum),
-                           static_cast<A>(1 - hyper.dampening),
-                           static_cast<A>(hyper.weight_decay),
-                           hyper.nesterov};
+  const A first = static_cast<A>(state.first), second = static_cast<A>(hyper.maximize ? -state.second : state.second);
+  const SgdArgs<A> args = {static_cast<A>(-read(lr)), static_cast<A>(hyper.momentum),
+                           static_cast<A>(1 - hyper.dampening), static_cast<A>(hyper.weight_decay), hyper.nesterov};
   each_tile<S, kIlp<S>>(n, lead_of(x), aligned, [&](int at, auto whole) {
     S xs[kIlp<S>][kWidth<S>], gs[kIlp<S>][kWidth<S>], bs[kIlp<S>][kWidth<S>];
 #pragma unroll
@@ -67,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       for (int j = 0; j < kWidth<S>; ++j) {
         A xv = widen(xs[k][j]), bv = 0;
         if (kMomentum == kRunning) bv = widen(bs[k][j]);
-        sgd_element<kDecay, kMomentum>(xv, static_cast<A>(widen(gs[k][j])), bv, args,
+        sgd_element<kDecay, kMomentum>(xv, static_cast<A>(widen(gs[k][j])) * first * second, bv, args,
                                        [](A p, A q, A r) { return fused(p, q, r); });
         narrow(&xs[k][j], xv);
         if (kMomentum != kNone) narrow(&bs[k][j], bv);

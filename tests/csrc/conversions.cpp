@@ -119,14 +119,15 @@ void check_tables(DType t) {
     const Exact before(all);
     k->scale[t](all.data(), all.n, {1, 1});
     check(all.same(before), {"16 bits there and back", k->name, t});
-    k->store[t](back.data(), borderline.data(), n, 1, 1);
+    k->store[t](back.data(), borderline.data(), nullptr, n, 1, 1);
     long wrong = 0;
     for (int64_t i = 0; i < n; ++i) wrong += back[i] != nearest(t, borderline[i]);
     check(wrong == 0, {"borderline floats to 16 bits", k->name, t, wrong});
   }
 }
 
-// lam / norm as first * second: right to the last bit or two over all exponents, and no factor leaves the range of T.
+// lam / norm as first * (second + rest): right far beyond the last bit over all exponents, and first and second stay in
+// the range of T.
 template <class T>
 void check_factor(DType t) {
   Random random(3);
@@ -137,13 +138,20 @@ void check_factor(DType t) {
     // float64 norms come with a mantissa near 1 when they are extreme; the others are plain doubles
     const bool plain = t == kFloat32 || (norm_exponent > -449 && norm_exponent < 499);
     const double mantissa = 1 + random.unit(), lam = std::ldexp(1 + random.unit(), lam_exponent);
+    const double rest = (random.unit() - 0.5) * 0x1p-52;
     const fatclip::Norm norm =
-        plain ? fatclip::Norm{std::ldexp(mantissa, norm_exponent), 0} : fatclip::Norm{mantissa, norm_exponent};
-    const fatclip::Factor<T> f = fatclip::factor<T>(norm, lam);
-    const Wide value = std::ldexp(Wide(mantissa), norm_exponent), want = std::min(Wide(1), Wide(lam) / value);
-    // an error of ulp(0) / norm is one of at most ulp(0), the smallest number, in a clipped element
-    const Wide tolerance = want * std::ldexp(Wide(1), 2 - kFormats[t].digits) + 4 * ulp(t, 0) / value;
-    check_near(Wide(f.first) * f.second, want, tolerance, {"factor", "", t, norm_exponent, lam_exponent});
+        plain ? fatclip::Norm{std::ldexp(mantissa, norm_exponent), 0, std::ldexp(rest, norm_exponent)}
+              : fatclip::Norm{mantissa, norm_exponent, rest};
+    const fatclip::Factor f = fatclip::factor<T>(norm, lam);
+    const Wide value = std::ldexp(Wide(mantissa) + rest, norm_exponent), want = std::min(Wide(1), Wide(lam) / value);
+    const Where where{"factor", "", t, norm_exponent, lam_exponent};
+    // the oracle has 64 bits, and for float 52 are enough; an error of ulp(0) / norm is one of at most ulp(0), the
+    // smallest number, in a clipped element
+    const Wide digits = t == kFloat32 ? 0x1p-52L : 0x1p-61L;
+    check_near(f.first * (Wide(f.second) + f.rest), want, want * digits + 4 * ulp(t, 0) / value, where);
+    check(f.first >= std::ldexp(1.0, kFormats[t].emin) && f.first <= 1 && f.second <= 1 &&
+              std::fabs(f.rest) <= ulp(kFloat64, f.second) / 2,
+          where);
   }
 }
 

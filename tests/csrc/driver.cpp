@@ -91,7 +91,7 @@ namespace {
 void planted() {
 #if defined(PLANT_OVERRUN)
   Exact x(kFloat32, 8);
-  check(fatclip::kernels().sumsq[kFloat32](x.data(), 9, 1) == 0, {"planted overrun"});
+  check(fatclip::kernels().sumsq[kFloat32](x.data(), 9, 1).value == 0, {"planted overrun"});
 #elif defined(PLANT_OVERFLOW)
   volatile int most = INT32_MAX, next = most + 1;
   check(next < 0, {"planted overflow"});

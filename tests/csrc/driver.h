@@ -151,11 +151,15 @@ std::vector<double> awkward(Random& random, DType t, int64_t n);
 
 Wide sum_of_squares(const std::vector<double>& v);
 
-// The relative error of a sum of n squares: one rounding per product and per addition, n / 32 along a lane of a block,
-// some across lanes and blocks; and three roundings to float where full runs of 128 short numbers meet.
+// The relative error of a sum of n squares, value and rest: next to none for float64. Of short numbers squares are
+// exact, but there is one rounding per addition, n / 32 along a lane of a block, some across lanes; and three to float
+// where full runs of 128 meet.
 inline Wide square_error(bool narrow, int64_t n) {
-  return (static_cast<Wide>(n) / 32 + 100) * 0x1p-53L + (narrow && n >= 128 ? 3.01L * 0x1p-24L : 0);
+  const Wide exact = static_cast<Wide>(n + 100) * 0x1p-104L;
+  return !narrow ? exact : exact + (static_cast<Wide>(n) / 32 + 100) * 0x1p-53L + (n >= 128 ? 3.01L * 0x1p-24L : 0);
 }
+// That of the oracle's own sum, in 64 bits.
+inline Wide oracle_error(int64_t n) { return static_cast<Wide>(n + 4) * 0x1p-64L; }
 
 // The tables this machine can run.
 const std::vector<const Kernels*>& usable_tables();

@@ -9,11 +9,12 @@
 namespace driver {
 namespace {
 
+using fatclip::Factor;
 using fatclip::Momentum;
-using fatclip::RowFactor;
 using fatclip::RowTerm;
 using fatclip::SgdHyper;
 using fatclip::SgdStream;
+using fatclip::Squares;
 
 const int64_t kLengths[] = {0, 1, 7, 8, 9, 15, 17, 31, 33, 63, 64, 65, 1000, 4095, 4096, 4097, 65537};
 
@@ -49,6 +50,9 @@ std::vector<Exact> agreed(const char* what, const Case& c, const std::vector<Exa
   return first;
 }
 
+Wide total(const Squares& s) { return Wide(s.value) + s.rest; }
+bool same(const Squares& a, const Squares& b) { return a.value == b.value && a.rest == b.rest; }
+
 void check_sums(Case& c) {
   const std::vector<double> exact = whole(c.random, c.n, 8), any = spread(c.random, c.t, c.n, -9, 9);
   const std::vector<double> rough = awkward(c.random, c.t, c.n);
@@ -57,20 +61,20 @@ void check_sums(Case& c) {
   Wide peak = 0;
   for (double v : rough) peak = std::max(peak, Wide(std::fabs(v)));
   const double scale = c.t == kFloat64 ? 0x1p-600 : 1;
-  double first[3];
+  Squares first[3];
   bool have = false;
   for (const Kernels* k : usable_tables()) {
     const Where where{"sumsq", k->name, c.t, c.n, c.offset};
-    check(k->sumsq[c.t](x.data(), c.n, 1) == exact_sum, where);
-    check(k->sumsq[c.t](x.data(), c.n, 0.5) == exact_sum / 4, where);
+    check(same(k->sumsq[c.t](x.data(), c.n, 1), {static_cast<double>(exact_sum), 0}), where);
+    check(same(k->sumsq[c.t](x.data(), c.n, 0.5), {static_cast<double>(exact_sum / 4), 0}), where);
     check(k->absmax[c.t](z.data(), c.n) == peak, {"absmax", k->name, c.t, c.n, c.offset});
-    const double sums[3] = {k->sumsq[c.t](y.data(), c.n, 1), k->sumsq[c.t](y.data(), c.n, 0.3),
-                            k->sumsq[c.t](z.data(), c.n, scale)};
-    const Wide gamma = square_error(c.t != kFloat64, c.n);
-    check_near(sums[0], any_sum, gamma * any_sum, where);
-    check_near(sums[1], any_sum * 0.3L * 0.3L, (square_error(false, c.n) + 0x1p-51L) * any_sum, where);
+    const Squares sums[3] = {k->sumsq[c.t](y.data(), c.n, 1), k->sumsq[c.t](y.data(), c.n, 0.3),
+                             k->sumsq[c.t](z.data(), c.n, scale)};
+    const Wide gamma = square_error(c.t != kFloat64, c.n) + oracle_error(c.n);
+    check_near(total(sums[0]), any_sum, gamma * any_sum, where);
+    check_near(total(sums[1]), any_sum * 0.3L * 0.3L, (square_error(true, c.n) + 0x1p-51L) * any_sum, where);
     const Wide want = rough_sum * scale * scale;
-    check_near(sums[2], want, gamma * want + c.n * 0x1p-1074L, where);
+    check_near(total(sums[2]), want, gamma * want + c.n * 0x1p-1073L, where);
     if (!have) std::memcpy(first, sums, sizeof sums);
     have = true;
     check(!std::memcmp(first, sums, sizeof sums), where);
@@ -85,10 +89,10 @@ void check_sum_streams(Case& c) {
   for (int s = 0; s < count; ++s) streams.emplace_back(c.t, input(c, kSpread), (c.offset + s) % 4);
   for (const Exact& stream : streams) pointers.push_back(stream.data());
   for (const Kernels* k : usable_tables()) {
-    std::vector<double> sums(count);
+    std::vector<Squares> sums(count);
     k->sumsq_streams[c.t](pointers.data(), count, c.n, sums.data());
     for (int s = 0; s < count; ++s)
-      check(sums[s] == k->sumsq[c.t](pointers[s], c.n, 1), {"sumsq_streams", k->name, c.t, c.n, s});
+      check(same(sums[s], k->sumsq[c.t](pointers[s], c.n, 1)), {"sumsq_streams", k->name, c.t, c.n, s});
   }
 }
 
@@ -99,9 +103,9 @@ void check_non_finite(Case& c) {
     Exact x(c.t, whole(c.random, c.n, 3), c.offset);
     const int64_t i = c.random.below(c.n), j = c.random.below(c.n);
     x.set(i, -INFINITY);
-    check(std::isinf(k->sumsq[c.t](x.data(), c.n, 1)) && std::isinf(k->absmax[c.t](x.data(), c.n)), where);
+    check(std::isinf(k->sumsq[c.t](x.data(), c.n, 1).value) && std::isinf(k->absmax[c.t](x.data(), c.n)), where);
     x.set(j, NAN);
-    check(std::isnan(k->sumsq[c.t](x.data(), c.n, 1)) && std::isnan(k->absmax[c.t](x.data(), c.n)), where);
+    check(std::isnan(k->sumsq[c.t](x.data(), c.n, 1).value) && std::isnan(k->absmax[c.t](x.data(), c.n)), where);
     const Exact before(x);
     k->scale[c.t](x.data(), c.n, {1, 0.5});
     bool ok = true;
@@ -113,17 +117,18 @@ void check_non_finite(Case& c) {
 
 void check_scale(Case& c) {
   const DType a = arithmetic(c.t);
-  const RowFactor factors[] = {{1, 0.5}, {1, 0.3}, {static_cast<double>(power_of_two(kFormats[a].emin)), 0.7}};
+  const Factor factors[] = {{1, 0.5}, {1, 0.3, 0x1p-56}, {static_cast<double>(power_of_two(kFormats[a].emin)), 0.7}};
   for (int kind = 0; kind < kInputs; ++kind) {
     const std::vector<double> v = input(c, static_cast<Input>(kind));
-    const RowFactor f = factors[kind];
+    const Factor f = factors[kind];
     const std::vector<Exact> got = agreed("scale", c, {Exact(c.t, v, c.offset)},
                                           [&](const Kernels& k, auto& work) { k.scale[c.t](work[0].data(), c.n, f); });
     bool ok = true;
     for (int64_t i = 0; i < c.n; ++i) {
-      const Wide want = Wide(v[i]) * f.first * f.second;
-      // exact for whole numbers; else the factor and up to two products are rounded, then the result is stored
-      const Wide bound = kind == kWhole ? 0 : 2 * ulp(a, want) + 2 * ulp(a, 0) + ulp(c.t, want) / 2;
+      const Wide want = Wide(v[i]) * f.first * (Wide(f.second) + f.rest);
+      // exact for whole numbers; else rounded once, to a short format twice, with two subnormal products on the way
+      const Wide rounding = (kind == kSpread ? 0.51L : 2) * ulp(a, want) + (kind == kSpread ? 0 : 2 * ulp(a, 0));
+      const Wide bound = kind == kWhole ? 0 : rounding + (a == c.t ? 0 : ulp(c.t, want) / 2);
       ok &= std::fabs(got[0][i] - want) <= bound;
     }
     check(ok, {"scale", "", c.t, c.n, c.offset});
@@ -134,7 +139,7 @@ struct Step {
   Wide x, b, size;  // size: the largest number on the way
 };
 
-Step sgd_oracle(Wide x, Wide g, Wide b, Momentum mode, const SgdHyper& h, RowFactor f) {
+Step sgd_oracle(Wide x, Wide g, Wide b, Momentum mode, const SgdHyper& h, Factor f) {
   g *= Wide(f.first) * f.second * (h.maximize ? -1 : 1);
   Wide size = std::max(std::fabs(x), std::fabs(g));
   g += Wide(h.weight_decay) * x;
@@ -149,13 +154,13 @@ Step sgd_oracle(Wide x, Wide g, Wide b, Momentum mode, const SgdHyper& h, RowFac
 
 // One call on several streams at once, each with data and a factor of its own; array 3 * i + {0, 1, 2} is stream i's
 // parameter, gradient and buffer.
-void check_one_sgd(Case& c, const SgdHyper& h, Momentum mode, RowFactor f, Input kind) {
+void check_one_sgd(Case& c, const SgdHyper& h, Momentum mode, Factor f, Input kind) {
   const DType a = arithmetic(c.t);
   const int count = c.n > 100 ? 2 : c.offset == 3 ? fatclip::kStreams : c.offset + 1;
   const bool momentum = mode != fatclip::kNone;
   std::vector<Exact> start;
   for (int i = 0; i < 3 * count; ++i) start.emplace_back(c.t, input(c, kind), (c.offset + i) % 4);
-  auto factor = [&](int stream) { return RowFactor{f.first, f.second / (1 << stream % 3)}; };
+  auto factor = [&](int stream) { return Factor{f.first, f.second / (1 << stream % 3)}; };
   const std::vector<Exact> got = agreed("sgd", c, start, [&](const Kernels& k, auto& work) {
     std::vector<SgdStream> streams;
     for (int i = 0; i < count; ++i)
@@ -211,7 +216,8 @@ struct Stack {
       const double any = c.t == kFloat64 ? c.random.unit() : static_cast<double>(c.random.below(1 << 29) + 1) * 0x1p-29;
       const double factor = exact ? 0.5 * static_cast<double>(r + 1) : any;
       const bool in_float = narrow && c.t != kFloat64 && r / fatclip::kRowRun % 2 == 0;
-      terms.push_back({{1, factor}, in_float ? static_cast<float>(factor) : 0});
+      const double rest = c.t == kFloat64 && !exact ? c.random.unit() * factor * 0x1p-54 : 0;
+      terms.push_back({{1, factor, rest}, in_float ? static_cast<float>(factor) : 0});
     }
   }
 };
@@ -219,42 +225,72 @@ struct Stack {
 void check_accumulate(Case& c, int64_t count, bool exact, bool first, bool narrow) {
   const Stack s(c, count, exact, narrow);
   const std::vector<double> start = whole(c.random, c.n, 100);
-  const std::vector<Exact> got =
-      agreed("accumulate", c, {Exact(kFloat64, start, c.offset)}, [&](const Kernels& k, auto& work) {
-        double* acc = static_cast<double*>(work[0].data());
-        k.accumulate[c.t](acc, s.pointers.data(), s.terms.data(), count, c.n, first);
-      });
+  const bool wide = c.t == kFloat64;
+  std::vector<Exact> sums = {Exact(kFloat64, start, c.offset)};
+  if (wide) sums.emplace_back(kFloat64, c.n, (c.offset + 1) % 4);
+  const std::vector<Exact> got = agreed("accumulate", c, sums, [&](const Kernels& k, auto& work) {
+    double* acc = static_cast<double*>(work[0].data());
+    double* lost = wide ? static_cast<double*>(work[1].data()) : nullptr;
+    k.accumulate[c.t](acc, lost, s.pointers.data(), s.terms.data(), count, c.n, first);
+  });
   bool ok = true;
   for (int64_t i = 0; i < c.n; ++i) {
     Wide want = first ? 0 : start[i], size = std::fabs(want);
     for (int64_t r = 0; r < count; ++r) {
-      want += Wide(s.values[r][i]) * s.terms[r].factor.second;
+      want += Wide(s.values[r][i]) * (Wide(s.terms[r].factor.second) + s.terms[r].factor.rest);
       size += std::fabs(s.values[r][i] * s.terms[r].factor.second);
     }
-    // in float the factor, the product and two additions are rounded
-    const Wide relative = static_cast<Wide>(count + 1) * 0x1p-53L + (narrow ? 4.01L * 0x1p-24L : 0);
-    ok &= std::fabs(got[0][i] - want) <= (exact ? 0 : relative * size);
+    // of float64 only the oracle's own error is left; in float the factor, the product and two additions are rounded
+    const Wide digits = wide ? 0x1p-63L : 0x1p-53L;
+    const Wide relative = static_cast<Wide>(count + 1) * digits + (narrow && !wide ? 4.01L * 0x1p-24L : 0);
+    const Wide sum = wide ? got[0][i] + got[1][i] : got[0][i];
+    ok &= std::fabs(sum - want) <= (exact ? 0 : relative * size);
   }
   check(ok, {"accumulate", "", c.t, c.n, count});
 }
 
-void check_finish(Case& c, bool subtract, bool exact) {
+// with_rest: float64 sums come with what they have lost, and the result is rounded once.
+void check_finish(Case& c, bool subtract, bool exact, bool with_rest) {
   const std::vector<double> xs = whole(c.random, c.n, 8);
   const std::vector<double> sums = exact ? whole(c.random, c.n, 8) : spread(c.random, kFloat64, c.n, -30, 30);
+  std::vector<double> rests(c.n);
+  for (int64_t i = 0; i < c.n && with_rest && !exact; ++i) rests[i] = sums[i] * c.random.unit() * 0x1p-54;
   const double mass = exact ? 4 : 7, scale = exact ? 2 : 0.3;
-  const std::vector<Exact> start = {Exact(c.t, xs, c.offset), Exact(kFloat64, sums, (c.offset + 1) % 4)};
+  const std::vector<Exact> start = {Exact(c.t, xs, c.offset), Exact(kFloat64, sums, (c.offset + 1) % 4),
+                                    Exact(kFloat64, rests, (c.offset + 2) % 4)};
   const std::vector<Exact> got = agreed("finish", c, start, [&](const Kernels& k, auto& work) {
     const double* acc = static_cast<const double*>(work[1].data());
-    (subtract ? k.subtract : k.store)[c.t](work[0].data(), acc, c.n, mass, scale);
+    const double* lost = with_rest ? static_cast<const double*>(work[2].data()) : nullptr;
+    (subtract ? k.subtract : k.store)[c.t](work[0].data(), acc, lost, c.n, mass, scale);
   });
-  bool ok = got[1].same(start[1]);
+  bool ok = got[1].same(start[1]) && got[2].same(start[2]);
+  const bool once = with_rest && c.t == kFloat64;
   for (int64_t i = 0; i < c.n; ++i) {
-    const Wide term = Wide(scale) * sums[i] / mass, want = subtract ? xs[i] - term : term;
-    // quotient, product and difference in double; double to float to 16 bits rounds twice
-    const Wide bound = 3 * ulp(kFloat64, std::max(std::fabs(term), Wide(8))) + 0.51L * ulp(c.t, want);
+    const Wide term = Wide(scale) * (Wide(sums[i]) + rests[i]) / mass, want = subtract ? xs[i] - term : term;
+    // quotient, product and difference in double, or the oracle's own; double to float to 16 bits rounds twice
+    const Wide terms = ulp(kFloat64, std::max(std::fabs(term), Wide(8))) * (once ? 0x1p-9L : 3);
+    const Wide bound = terms + 0.51L * ulp(c.t, want);
     ok &= std::isinf(nearest(c.t, want)) ? std::isinf(got[0][i]) : std::fabs(got[0][i] - want) <= (exact ? 0 : bound);
   }
   check(ok, {subtract ? "subtract" : "store", "", c.t, c.n, c.offset});
+}
+
+// A sum that has overflowed is infinite, and has no remainder that could turn it into nan.
+void check_overflow(Case& c) {
+  if (c.n == 0) return;
+  const std::vector<double> top(c.n, static_cast<double>(largest(kFloat64)));
+  const Exact row(kFloat64, top);
+  const void* rows[] = {row.data(), row.data()};
+  const RowTerm terms[] = {{{1, 1, 0}, 0}, {{1, 1, 0}, 0}};
+  for (const Kernels* k : usable_tables())
+    for (const bool subtract : {false, true}) {
+      std::vector<double> acc(c.n), lost(c.n), x(c.n, 1);
+      k->accumulate[kFloat64](acc.data(), lost.data(), rows, terms, 2, c.n, true);
+      (subtract ? k->subtract : k->store)[kFloat64](x.data(), acc.data(), lost.data(), c.n, 2, 0.5);
+      bool ok = true;
+      for (double v : x) ok &= v == (subtract ? -INFINITY : INFINITY);
+      check(ok, {"overflow", k->name, kFloat64, c.n, subtract});
+    }
 }
 
 }  // namespace
@@ -278,9 +314,11 @@ void check_kernels() {
           }
         }
         for (bool subtract : {false, true}) {
-          check_finish(c, subtract, true);
-          check_finish(c, subtract, false);
+          check_finish(c, subtract, true, false);
+          check_finish(c, subtract, false, false);
+          check_finish(c, subtract, false, true);
         }
+        if (t == kFloat64) check_overflow(c);
       }
 }
 

@@ -72,7 +72,7 @@ inline bool same(const std::vector<double>& a, const std::vector<double>& b) {
 }
 
 inline bool norm_ok(DType t, double got, Wide want, int64_t d) {
-  const Wide bound = want * (square_error(t != kFloat64, d) / 2 + 0x1p-53L) + ulp(kFloat64, 0);
+  const Wide bound = want * (square_error(t != kFloat64, d) / 2 + oracle_error(d) + 0x1p-53L) + ulp(kFloat64, 0);
   return want > largest(kFloat64) ? got >= largest(kFloat64) * (1 - 0x1p-40L) : std::fabs(got - want) <= bound;
 }
 
