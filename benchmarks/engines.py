@@ -60,7 +60,7 @@ def measure(case: Workload, args: argparse.Namespace) -> dict[str, Any]:
 
 def _side(engine: str, path: Path, lam: float, folder: Path, args: argparse.Namespace) -> Side:
     command = [sys.executable, str(HERE / "side_fedsim.py"), str(path), f"--lam={lam}", f"--threads={args.threads}"]
-    command.append(f"--settings={json.dumps({'engine': engine})}")
+    command.append(f"--settings={json.dumps({'engine': engine, 'device': args.device})}")
     return Side(engine, command, folder, args.timeout, {"OMP_NUM_THREADS": str(args.threads)})
 
 
@@ -74,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks engines", description=__doc__)
     parser.add_argument("--seconds", type=float, default=15.0, help="per row (default 15)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default cpu)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one answer")
     parser.add_argument("--only", default="", help="rows whose text contains this")
     parser.add_argument("--smoke", action="store_true")

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -121,6 +122,8 @@ class Config:
 
     def _check_problem(self) -> None:
         if self.problem == "quadratic":
+            if self.device != "cpu":
+                raise InputError(f"device={self.device}: quadratic is a few numbers, and runs on cpu")
             if self.local_epochs is not None:
                 raise InputError(
                     f"local_epochs={self.local_epochs}: quadratic has no samples to pass over; set local_steps"
@@ -188,8 +191,8 @@ def _checked(key: str, value: Any) -> Any:
         return _number(key, value, _float, FLOATS[key], False)
     if key in CHOICES and value not in CHOICES[key]:
         raise InputError(f"{key}={value} is not known; one of {', '.join(CHOICES[key])}")
-    if key == "device" and value != "cpu":
-        raise InputError(f"device={value} is not known; simulations run on cpu")
+    if key == "device" and not re.fullmatch(r"cpu|cuda(:\d+)?", str(value)):
+        raise InputError(f"device={value} is not known; one of cpu, cuda, cuda:0, cuda:1, ...")
     return value
 
 

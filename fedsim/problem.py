@@ -53,6 +53,7 @@ class Problem:
         self, config: Config, *, dataset: Any = None, model: Model | None = None, data_root: Path | None = None
     ) -> None:
         name, make = MODELS[config.problem]
+        self.device = find_device(config)
         if dataset is None:
             from .data import load
 
@@ -61,7 +62,7 @@ class Problem:
         self.dtype = getattr(torch, config.dtype)
         parts = _partition(config, dataset)
         order = torch.from_numpy(np.concatenate(parts))
-        self.x, self.y = self._stored(dataset.x, order), dataset.y.long()[order]
+        self.x, self.y = self._stored(dataset.x, order), dataset.y.long()[order].to(self.device)
         self._test = (dataset.test_x, dataset.test_y.long())
         if config.partition == "roles":
             kept = np.concatenate(dataset.test_roles[: config.clients])
@@ -75,13 +76,21 @@ class Problem:
         In large pages where the system has them, because batches are read from all over the place.
         """
         one = self.model.store(x[:1], self.dtype)
-        block = mmap.mmap(-1, max(1, len(order) * one.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):
-            block.madvise(mmap.MADV_HUGEPAGE)
-        out = torch.frombuffer(block, dtype=one.dtype).view(len(order), *one.shape[1:])
+        shape = (len(order), *one.shape[1:])
+        if self.device.type == "cpu":
+            block = mmap.mmap(-1, max(1, len(order) * one.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError, AttributeError):
+                block.madvise(mmap.MADV_HUGEPAGE)
+            out = torch.frombuffer(block, dtype=one.dtype).view(shape)
+        else:
+            out = torch.empty(shape, dtype=one.dtype, device=self.device)
         for rows, target in zip(order.split(_STORED_AT_ONCE), out.split(_STORED_AT_ONCE), strict=True):
             target.copy_(self.model.store(x[rows], self.dtype))
         return out
+
+    def there(self, array: NDArray[Any]) -> Tensor:
+        """An array where the samples are."""
+        return torch.from_numpy(array).to(self.device)
 
     def start(self) -> Tensor:
         return self.model.start(self.config.seed, self.dtype)
@@ -136,7 +145,7 @@ class Problem:
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
-        loss, right = 0.0, 0
+        loss, right, x = 0.0, 0, x.to(self.device)
         for rows, y in zip(*(t.split(_EVALUATED_AT_ONCE) for t in self.test), strict=True):
             logits = self.model.logits(x, rows)
             loss += functional.cross_entropy(logits, y, reduction="sum").item()
@@ -148,7 +157,16 @@ class Problem:
     def test(self) -> tuple[Tensor, Tensor]:
         """The test set as the model stores it."""
         x, y = self._test
-        return self.model.store(x, self.dtype), y
+        return self.model.store(x, self.dtype).to(self.device), y.to(self.device)
+
+
+def find_device(config: Config) -> torch.device:
+    """The device of a configuration, if this machine has it."""
+    device = torch.device(config.device)
+    if device.type != "cpu" and (device.index or 0) >= torch.cuda.device_count():
+        found = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "no GPU"
+        raise InputError(f"device={config.device}: torch {torch.__version__} finds {found} here; use device=cpu")
+    return device
 
 
 def _side_by_side(plans: list[list[Batch]]) -> Iterator[Batch]:

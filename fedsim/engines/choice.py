@@ -19,6 +19,8 @@ def choose(config: Config) -> tuple[str, str]:
         return config.engine, "as asked"
     if config.problem == "quadratic":
         return "stacked", "all seeds and clients are rows of one small matrix"
+    if config.device != "cpu":
+        return "stacked", f"many clients at once keep {config.device} busy; not measured there"
     ratio = MEASURED[config.problem][0 if config.local_steps == 1 else 1]
     engine = "stacked" if ratio > 1 else "sequential"
     work = "one local step" if config.local_steps == 1 else "several local steps"

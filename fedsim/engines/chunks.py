@@ -127,7 +127,7 @@ class Worker:
         found, rejected = result.norms.numpy(), result.rejected
         found[rejected] = math.nan
         norms = (np.minimum(found, step_lam) if one_step else found) * scale
-        steps = found[None] if step_norms is None else step_norms.numpy()
+        steps = found[None] if step_norms is None else step_norms.cpu().numpy()
         if task.keep:
             if one_step:
                 clip_rows_(rows, step_lam)

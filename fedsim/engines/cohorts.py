@@ -35,8 +35,10 @@ class CohortRounds:
         wanted = self.config.cohort or self._default_cohort()
         self.slots = min(chunks, -(-wanted // self.chunk), _MOST_SLOTS)
         width = min(self.chunk, self.config.clients)
-        self.room = Slots.make(self.slots, width, problem.model.dim, problem.dtype)
-        self.pool = Pool(self.worker, self.room, min(self.config.workers, self.slots))
+        self.room = Slots.make(self.slots, width, problem.model.dim, problem.dtype, problem.device)
+        # processes share a CPU; one is enough to keep another device busy
+        self.workers = min(self.config.workers, self.slots) if problem.device.type == "cpu" else 1
+        self.pool = Pool(self.worker, self.room, self.workers)
 
     def _default_cohort(self) -> int:
         """About as many clients as COHORT_BYTES hold, and as many chunks for every worker as for the others."""
@@ -61,14 +63,14 @@ class CohortRounds:
         def show(clients: Indices, rows: Tensor, rejected: list[int]) -> None:
             accepted = ~np.isin(clients, rejected)
             if accepted.any():
-                rows = rows if accepted.all() else rows[torch.from_numpy(accepted)]
-                observer.update(round_, clients[accepted].tolist(), rows)
+                rows = rows if accepted.all() else rows[self.problem.there(accepted)]
+                observer.update(round_, clients[accepted].tolist(), rows.cpu())
 
         total, reports = self._sum(Task(round_, keep=observer is not None), chosen, None if observer is None else show)
         if observer is not None:
             observer.end_round(round_, self.full() if getattr(observer, "wants_full", False) else None)
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
-            clock.seconds[phase] += float(seconds) / min(self.config.workers, self.slots)
+            clock.seconds[phase] += float(seconds) / self.workers
         clock.restart()
         return self._outcome(total, reports, len(chosen))
 
@@ -82,7 +84,7 @@ class CohortRounds:
             odd = self._has_odd(len(chunks)) and first + len(cohort) == len(chunks)
             for slot, report in enumerate(self.pool.train(task, cohort, odd)):
                 self._stop(report)
-                total += self.room.totals[slot]
+                total += self.room.totals[slot].cpu()
                 reports.append(report)
                 if show is not None:
                     show(cohort[slot], self.room.rows[slot, : len(cohort[slot])], report.rejected)

@@ -18,7 +18,7 @@ class Sequential:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.module = problem.model.build().to(problem.dtype)
+        self.module = problem.model.build().to(problem.device, problem.dtype)
         self.params = list(self.module.parameters())
         self.optimizer = FatClipPI(self.params, lr=problem.config.eta_l, lam=math.inf)
 
@@ -32,7 +32,7 @@ class Sequential:
             p.data = view
         self.optimizer.param_groups[0]["lam"] = lam
         for k, batch in enumerate(batches):
-            at = torch.from_numpy(batch.index[0, : batch.counts[0]])
+            at = problem.there(batch.index[0, : batch.counts[0]])
             x, y = model.inputs(problem.x[at]), problem.y[at]
             clock.lap("data")
             self.optimizer.zero_grad()

@@ -38,11 +38,11 @@ class Stacked:
             self._gradients(batch, rows if k else x_t, grads, clock)
             found = batched_clipped_sgd_(rows, grads, self.problem.config.eta_l, lam)
             if not batch.counts.all():
-                found[torch.from_numpy(batch.counts == 0)] = math.nan
+                found[self.problem.there(batch.counts == 0)] = math.nan
             norms.append((found, batch.counts))
             clock.lap("clip_step")
         stacked = torch.stack([found for found, _ in norms])
-        had = torch.from_numpy(np.stack([counts > 0 for _, counts in norms]))
+        had = self.problem.there(np.stack([counts > 0 for _, counts in norms]))
         torch.sub(x_t, rows, out=rows)
         rows[(had & ~torch.isfinite(stacked)).any(0)] = math.nan
         clock.lap("clip_step")
@@ -50,8 +50,8 @@ class Stacked:
 
     def _gradients(self, batch: Batch, rows: Tensor, out: Tensor, clock: Clock) -> None:
         problem = self.problem
-        index = torch.from_numpy(batch.index)
-        weights = weights_of(batch, problem.dtype)
+        index = problem.there(batch.index)
+        weights = weights_of(batch, problem.dtype).to(problem.device)
         clock.lap("data")
         problem.model.gradients_of(rows, (problem.x, problem.y), index, weights, out)
         clock.lap("compute")

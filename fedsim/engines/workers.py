@@ -77,8 +77,11 @@ class Slots:
     totals: Tensor
 
     @classmethod
-    def make(cls, chunks: int, clients: int, d: int, dtype: torch.dtype) -> "Slots":
-        return cls(shared(d, dtype=dtype), shared(chunks, clients, d, dtype=dtype), shared(chunks, d, dtype=dtype))
+    def make(cls, chunks: int, clients: int, d: int, dtype: torch.dtype, device: torch.device) -> "Slots":
+        shapes = (d,), (chunks, clients, d), (chunks, d)
+        if device.type == "cpu":
+            return cls(*(shared(*shape, dtype=dtype) for shape in shapes))
+        return cls(*(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes))
 
 
 class Pool:

@@ -107,7 +107,7 @@ class Model:
     def _take(self, data: Tensor, index: Tensor) -> Tensor:
         """Rows of data by a matrix of numbers, in memory used again: fresh pages cost as much as the copy."""
         needed = index.numel() * data[0].numel()
-        if self._room.numel() < needed or self._room.dtype != data.dtype:
+        if self._room.numel() < needed or (self._room.dtype, self._room.device) != (data.dtype, data.device):
             self._room = data.new_empty(needed)
         flat = self._room[:needed].view(index.numel(), *data.shape[1:])
         torch.index_select(data, 0, index.reshape(-1), out=flat)

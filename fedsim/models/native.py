@@ -33,7 +33,7 @@ def logistic_gradients(
     """As Model.gradients_of; False, and nothing done, where it has to be computed another way."""
     function = _function("fatclip_logistic_gradients", 4, 4, POINTER, SIZE, POINTER, SIZE)
     x, y = data
-    if function is None or any(t.dtype != torch.float32 for t in (rows, x, weights, out)):
+    if function is None or not x.is_cpu or any(t.dtype != torch.float32 for t in (rows, x, weights, out)):
         return False
     index, weights = index.contiguous(), weights.contiguous()
     if not (x.is_contiguous() and y.is_contiguous() and rows.stride(-1) == out.stride(-1) == 1):

@@ -48,10 +48,10 @@ class Recurrence:
 
     def _room(self, codes: Tensor, embedding: Tensor, w_hh: Tensor) -> "tuple[Layer, Layer]":
         width, hidden = embedding.shape[-1], w_hh.shape[-1]
-        want = (codes.shape, width, hidden, embedding.dtype)
-        if self._layers is None or self._layers[0].made_for != want:
-            second = Layer(codes.shape, hidden, hidden, embedding.dtype, self._stores[1])
-            self._layers = Layer(*want, self._stores[0]), second
+        kind = embedding.dtype, embedding.device
+        if self._layers is None or self._layers[0].made_for != (codes.shape, width, hidden, *kind):
+            second = Layer(codes.shape, hidden, hidden, *kind, self._stores[1])
+            self._layers = Layer(codes.shape, width, hidden, *kind, self._stores[0]), second
         return self._layers
 
 
@@ -61,12 +61,12 @@ class Store:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    def take(self, name: str, dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
         """Uninitialised memory of a shape; the former tensor of that name is void."""
         count = torch.Size(shape).numel()
         kept = self._kept.get(name)
-        if kept is None or kept.numel() < count or kept.dtype != dtype:
-            kept = self._kept[name] = torch.empty(count, dtype=dtype)
+        if kept is None or kept.numel() < count or (kept.dtype, kept.device) != (dtype, device):
+            kept = self._kept[name] = torch.empty(count, dtype=dtype, device=device)
         return kept[:count].view(shape)
 
 
@@ -76,7 +76,7 @@ def _embed(table: Tensor, codes: Tensor, inputs: Tensor) -> None:
     if table.dim() == 2:
         inputs[..., :width] = table[codes]
     else:
-        clients = torch.arange(codes.shape[1])[None, :, None]
+        clients = torch.arange(codes.shape[1], device=codes.device)[None, :, None]
         inputs[..., :width] = table[clients, codes]
 
 
@@ -93,7 +93,7 @@ def _backward(first: "Layer", second: "Layer", flow: Tensor) -> Tensor:
 
 def _embedding_gradients(inputs: Tensor, codes: Tensor, out: Tensor) -> None:
     clients, classes, width = out.shape
-    rows = codes + torch.arange(clients)[None, :, None] * classes
+    rows = codes + torch.arange(clients, device=codes.device)[None, :, None] * classes
     table = inputs.new_zeros(clients * classes, width)
     table.index_add_(0, rows.reshape(-1), inputs.view(-1, width))
     out.copy_(table.view_as(out))
@@ -102,25 +102,27 @@ def _embedding_gradients(inputs: Tensor, codes: Tensor, out: Tensor) -> None:
 class Layer:
     """One LSTM layer over (time, client, sample): what its backward pass needs stays in buffers made once."""
 
-    def __init__(self, shape: torch.Size, width: int, hidden: int, dtype: torch.dtype, store: Store) -> None:
-        self.made_for = (shape, width, hidden, dtype)
+    def __init__(
+        self, shape: torch.Size, width: int, hidden: int, dtype: torch.dtype, device: torch.device, store: Store
+    ) -> None:
+        self.made_for = (shape, width, hidden, dtype, device)
         self.width, self.hidden = width, hidden
         length, clients, batch = shape
         padded = -(-(width + hidden + 1) // 16) * 16  # products run best on whole vectors
-        inputs = store.take("inputs", dtype, length + 1, clients, batch, padded).zero_()
+        inputs = store.take("inputs", dtype, device, length + 1, clients, batch, padded).zero_()
         inputs[..., width + hidden] = 1
         self._all_inputs, self.inputs = inputs, inputs[:-1]
-        self.gates = store.take("gates", dtype, length, clients, batch, 4 * hidden)
-        self.cells = store.take("cells", dtype, length + 1, clients, batch, hidden).zero_()
-        self.tanh = store.take("tanh", dtype, length, clients, batch, hidden)
-        self.grad_gates = store.take("grad_gates", dtype, clients, length, batch, 4 * hidden)
-        self.back = torch.empty(clients, batch, padded, dtype=dtype)
+        self.gates = store.take("gates", dtype, device, length, clients, batch, 4 * hidden)
+        self.cells = store.take("cells", dtype, device, length + 1, clients, batch, hidden).zero_()
+        self.tanh = store.take("tanh", dtype, device, length, clients, batch, hidden)
+        self.grad_gates = store.take("grad_gates", dtype, device, clients, length, batch, 4 * hidden)
+        self.back = self.gates.new_empty(clients, batch, padded)
         self._split = [gates.split(hidden, -1) for gates in self.gates]
         self._grads = torch.empty_like(self.gates[0])
         self._grad_split = self._grads.split(hidden, -1)
         self._grad_cell, *self._scratch = (torch.empty_like(self.tanh[0]) for _ in range(4))
-        self._native = lstm_cell() if dtype == torch.float32 else None
-        self._factors = torch.tensor(FACTORS, dtype=dtype).repeat_interleave(hidden)[:, None]
+        self._native = lstm_cell() if dtype == torch.float32 and device.type == "cpu" else None
+        self._factors = torch.tensor(FACTORS, dtype=dtype, device=device).repeat_interleave(hidden)[:, None]
 
     def load(self, params: list[Tensor]) -> None:
         """Takes the weights of a step: (4 h, padded) where they are shared, or with a leading client."""

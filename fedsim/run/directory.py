@@ -153,6 +153,7 @@ def environment() -> dict[str, Any]:
 
     import fatclip_ops
 
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -161,4 +162,5 @@ def environment() -> dict[str, Any]:
         "backend": fatclip_ops.backend(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
+        **({"gpus": gpus} if gpus else {}),
     }

@@ -43,6 +43,12 @@ CASES = {
     "resume of nothing": (["run", "synthetic-cauchy", "--resume"], "--resume needs --out"),
     "report of nothing": (["report", "none"], "there is no such directory"),
     "data that is not there": (["run", "mnist-alpha-error", "--data-root", "nowhere"], "fedsim data mnist"),
+    "a GPU that is not there": (["run", "mnist-alpha-error", "--set", "device=cuda:99"], "device=cuda:99: torch "),
+    "a GPU for a few numbers": (["run", "synthetic-cauchy", "--set", "device=cuda"], "quadratic is a few numbers"),
+    "unknown device": (
+        ["run", "mnist-alpha-error", "--set", "device=gpu"],
+        "device=gpu is not known; one of cpu, cuda",
+    ),
     "unknown data set": (["data", "minst"], "minst"),
     "theory out of range": (
         ["theory", "--alpha", "2.5", "--clients", "1", "--local-steps", "1", "--rounds", "1"],

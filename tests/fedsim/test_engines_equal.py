@@ -72,3 +72,7 @@ def test_auto_follows_the_measured_table():
             assert f"{ratio:g}" in reason
     assert choose(Config(engine="sequential")) == ("sequential", "as asked")
     assert choose(Config())[0] == "stacked"
+    assert choose(Config(problem="cifar10-cnn", device="cuda")) == (
+        "stacked",
+        "many clients at once keep cuda busy; not measured there",
+    )
