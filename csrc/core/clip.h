@@ -50,15 +50,11 @@ FATCLIP_DEVICE Scaled rounded(double high, double low, int exponent) {
   const double sum = high + low;
   return {sum, exponent, low - (sum - high)};
 }
-// top / (bottom + rest), the three so far from the ends of double's range that no remainder is lost.
-FATCLIP_DEVICE Scaled quotient(double top, double bottom, double rest, int exponent) {
-  const double q = top / bottom;
-  return rounded(q, (std::fma(-q, bottom, top) - q * rest) / bottom, exponent);
-}
 FATCLIP_DEVICE Scaled operator/(double lam, const Norm& norm) {
   int a = 0, b = 0;
-  const double top = std::frexp(lam, &a), bottom = std::frexp(norm.mantissa, &b);
-  return quotient(top, bottom, std::ldexp(norm.rest, -b), a - b - norm.exponent);
+  const double top = std::frexp(lam, &a), bottom = std::frexp(norm.mantissa, &b), q = top / bottom;
+  const double lost = std::fma(-q, bottom, top) - q * std::ldexp(norm.rest, -b);
+  return rounded(q, lost / bottom, a - b - norm.exponent);
 }
 
 // min(1, lam / norm) as a plain double, below 1 where the norm is above lam; 0 for a non-finite norm under a finite
@@ -80,11 +76,12 @@ FATCLIP_DEVICE Factor split(Scaled c, double weight) {
   constexpr int kSafe = sizeof(T) == 4 ? -100 : -1000;
   int of_weight = 0, shift = 0;
   const double w = std::frexp(weight, &of_weight), product = c.value * w;
-  if (std::isfinite(product)) c = rounded(product, std::fma(c.value, w, -product) + c.rest * w, c.exponent);
-  const double mantissa = std::frexp(std::isfinite(product) ? c.value : product, &shift);
-  const int total = shift + of_weight + c.exponent;
+  const double lost = std::isfinite(product) ? std::fma(c.value, w, -product) + c.rest * w : 0;
+  const Scaled all = rounded(product, lost, c.exponent);
+  const double mantissa = std::frexp(all.value, &shift);
+  const int total = shift + of_weight + all.exponent;
   const int first = mantissa == 0 || total >= kSafe ? 0 : total < kMin ? kMin : total;
-  return {std::ldexp(1.0, first), std::ldexp(mantissa, total - first), std::ldexp(c.rest, total - shift - first)};
+  return {std::ldexp(1.0, first), std::ldexp(mantissa, total - first), std::ldexp(all.rest, total - shift - first)};
 }
 
 // The factor for gradients that carry an extra scale (a GradScaler's): min(1, lam / norm) * inv_scale, where `norm` is

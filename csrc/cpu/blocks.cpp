@@ -66,7 +66,7 @@ bool likes_many_runs() {
 
 }  // namespace
 
-int reads_for(int64_t bytes) { return is_far(bytes) && likes_many_runs() ? kMostReads : 1; }
+int reads_for(int64_t bytes) { return is_far(bytes) && likes_many_runs() ? kStreams : 1; }
 int updates_for(int64_t bytes) { return is_far(bytes) ? 2 : 1; }
 
 int64_t l2_bytes() {

@@ -34,7 +34,6 @@ inline Range share(int64_t total, int part, int parts) { return {total * part / 
 // How many runs of blocks to walk side by side: one for what caches hold, and for what comes from memory what suits the
 // prefetchers; see kernels.h. An update has two or three arrays per run, so fewer runs are enough. Always forwards:
 // backwards an update took 1.3 times as long, even of what caches held.
-constexpr int kMostReads = 8;
 int reads_for(int64_t bytes);
 int updates_for(int64_t bytes);
 

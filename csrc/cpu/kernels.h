@@ -19,7 +19,7 @@ struct RowTerm {
 // and then as one to a sum in double. `narrow` is 0 for all rows of a run or for none.
 constexpr int kRowRun = 4;
 
-constexpr int kStreams = 16;  // blocks walked side by side, at most
+constexpr int kStreams = 8;  // blocks walked side by side, at most
 
 // A sum of squares; `rest` is what its roundings have lost, for float64 data.
 struct Squares {

@@ -36,7 +36,7 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
   const int used = useful_threads(rows.m * rows.d, threads);
   const bool whole = rows.m >= 2 * used && bytes <= l2_bytes() / 4 * 3;
   const int streams = reads_for(rows.m * bytes);
-  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kMostReads, l2_bytes() / 4 / bytes)) : 1;
+  const int64_t batch = whole ? std::max<int64_t>(1, std::min<int64_t>(kStreams, l2_bytes() / 4 / bytes)) : 1;
   std::vector<Squares> shared(whole ? 0 : 2 * blocks);
   Barrier barrier;
   parallel(used, [&](int part, int parts) {

@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
     code="E5",
     title="CIFAR-10: trials without catastrophic failure",
     paper=CIFAR10 | FEW,
-    quick=QUICK,
+    quick=QUICK | {"eval_every": 10},
     axes=(CLASSES, Axis("algorithm", ALGORITHMS, ("algorithm",))),
     measure=Failure(classes=10),
     figure=lambda outcomes: figures.successes(outcomes, x="p", colour="algorithm"),
