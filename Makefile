@@ -26,7 +26,7 @@ BUILT := $(VENV)/built
 CXX_FOUND := $(shell command -v $${CXX:-g++} || command -v c++ || command -v clang++)
 FATCLIP_BUILD ?= $(if $(CXX_FOUND),cpu,auto)
 
-CXX_FILES = $(shell find csrc $(wildcard tests/csrc tests/host_cuda) -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc $(wildcard tests/csrc tests/host_cuda tests/far_device) -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 say = @echo "fatclip: $(1)"
 # Runs a command; what it wrote is shown only if it failed.
