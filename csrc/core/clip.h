@@ -45,6 +45,14 @@ struct Scaled {
   int exponent;
   double rest;
 };
+// sum += term; returns what the rounding lost (Knuth's two-sum). V is a number, or a SIMD vector of them.
+template <class V>
+FATCLIP_DEVICE V add_exactly(V& sum, V term) {
+  const V before = sum;
+  sum = before + term;
+  const V part = sum - before;
+  return (before - (sum - part)) + (term - part);
+}
 // high + low, |high| >= |low|, with the sum rounded in value and the remainder in rest.
 FATCLIP_DEVICE Scaled rounded(double high, double low, int exponent) {
   const double sum = high + low;
@@ -55,6 +63,11 @@ FATCLIP_DEVICE Scaled operator/(double lam, const Norm& norm) {
   const double top = std::frexp(lam, &a), bottom = std::frexp(norm.mantissa, &b), q = top / bottom;
   const double lost = std::fma(-q, bottom, top) - q * std::ldexp(norm.rest, -b);
   return rounded(q, lost / bottom, a - b - norm.exponent);
+}
+
+// min(1, lam / norm) of a finite norm, with all digits.
+FATCLIP_DEVICE Scaled scaled_coefficient(const Norm& norm, double lam) {
+  return clips(norm, lam) ? lam / norm : Scaled{1, 0, 0};
 }
 
 // min(1, lam / norm) as a plain double, below 1 where the norm is above lam; 0 for a non-finite norm under a finite
@@ -92,7 +105,7 @@ FATCLIP_DEVICE Factor factor(const Norm& norm, double lam, double inv_scale = 1)
   const double plain = lam / norm.mantissa;  // digits enough for float, sooner than by `split`
   if (sizeof(T) == 4 && norm.exponent == 0 && norm.mantissa > lam && plain >= 0x1p-90 && inv_scale == 1)
     return {1, plain, 0};
-  return split<T>(clips(norm, lam) ? lam / norm : Scaled{1, 0, 0}, inv_scale);
+  return split<T>(scaled_coefficient(norm, lam), inv_scale);
 }
 
 }  // namespace fatclip

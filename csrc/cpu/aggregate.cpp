@@ -56,7 +56,7 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
 // product with a 24-bit number is then exact in double, whatever instructions compute it. Products may be taken in
 // float where none of them can overflow, nor vanish unless the element itself is next to nothing.
 RowTerm row_term(const Norm& norm, double lam, double coefficient, double weight, DType dtype, bool may_narrow) {
-  if (dtype == kFloat64) return {split<double>(clips(norm, lam) ? lam / norm : Scaled{1, 0, 0}, weight), 0};
+  if (dtype == kFloat64) return {split<double>(scaled_coefficient(norm, lam), weight), 0};
   const double c = coefficient * weight;
   constexpr uint64_t kHalf = uint64_t(1) << (53 - 29 - 1);
   uint64_t bits;

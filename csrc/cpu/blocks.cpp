@@ -38,11 +38,7 @@ void each_alike(const Item* const* items, int count, Body body) {
   }
 }
 
-void add(Squares* sum, const Squares& term) {
-  const double value = sum->value + term.value, part = value - sum->value;
-  sum->rest += ((sum->value - (value - part)) + (term.value - part)) + term.rest;
-  sum->value = value;
-}
+void add(Squares* sum, const Squares& term) { sum->rest += add_exactly(sum->value, term.value) + term.rest; }
 
 // The root of a positive sum, with what the rounding took.
 Norm root(const Squares& squares, int exponent) {

@@ -172,8 +172,9 @@ template <class S, bool kSubtract>
 void finish(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale) {
   S* p = static_cast<S*>(x);
   constexpr bool kWide = sizeof(S) == 8;
-  kWide&& lost ? finish_columns<S, kSubtract, kWide>(p, acc, lost, n, mass, scale)
-               : finish_columns<S, kSubtract, false>(p, acc, lost, n, mass, scale);
+  const bool exact = kWide && lost;
+  exact ? finish_columns<S, kSubtract, kWide>(p, acc, lost, n, mass, scale)
+        : finish_columns<S, kSubtract, false>(p, acc, lost, n, mass, scale);
 }
 
 }  // namespace

@@ -234,7 +234,7 @@ struct Io<Float16> {
   static void narrow(Float16* p, Doubles v) { put(p, narrow_f16(fatclip::narrow(v))); }
 };
 
-// ---- loops and sums
+// ---- loops
 // Runs body(i) at each full vector of `width` elements, then once for the rest on zero-padded copies.
 // The copies are made and written back by `pad`, which calls body on them.
 template <class Body, class Pad>
@@ -242,15 +242,6 @@ inline void sweep(int64_t n, int width, Body body, Pad pad) {
   int64_t i = 0;
   for (; i + width <= n; i += width) body(i);
   if (i < n) pad(i, static_cast<int>(n - i));
-}
-
-// sum += term; returns what the rounding lost.
-template <class V>
-inline V add_exactly(V& sum, V term) {
-  const V before = sum;
-  sum = before + term;
-  const V part = sum - before;
-  return (before - (sum - part)) + (term - part);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct RowWeight {
 template <class A>
 __device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
   if (!norm.finite() || weight == 0) return {0, 0, 0};
-  Scaled c = clips(norm, lam) ? lam / norm : Scaled{1, 0, 0};
+  Scaled c = scaled_coefficient(norm, lam);
   c.exponent -= exponent;
   const Factor f = split<A>(c, weight);
   const A second = static_cast<A>(f.second);
@@ -130,7 +130,7 @@ struct FloatSum {
   template <class S>
   __device__ void add(S value, const RowWeight<float>& c) {
     const float x = widen(value) * c.first, p = x * c.second;
-    two_sum(sum, lost, p);
+    lost += add_exactly(sum, p);
     // of 16-bit values a product in float is good enough
     if (sizeof(S) == 4) lost += fmaf(x, c.rest, fmaf(x, c.second, -p));
   }

@@ -56,13 +56,6 @@ __device__ __forceinline__ void narrow(Float16* to, float x) { to->bits = __half
 __device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return fma(a, b, c); }
 
-// sum += x; what rounding takes away goes to `lost` (Knuth's two-sum)
-__device__ __forceinline__ void two_sum(float& sum, float& lost, float x) {
-  const float s = sum + x, b = s - sum;
-  lost += (sum - (s - b)) + (x - b);
-  sum = s;
-}
-
 __device__ __forceinline__ double read(const Scalar& s) { return s.device ? *s.device : s.value; }
 
 // ---- a run of elements as 16-byte vectors

@@ -58,12 +58,12 @@ __device__ __forceinline__ double squares(const S (&v)[kHeld<S>]) {
     if (i < kLanes) {
       sum[lane] = p;
       lost[lane] = sizeof(S) == 2 ? 0 : fmaf(x, x, -p);
-    } else if (sizeof(S) == 2) {  // two_sum(sum, lost, x * x), the square being exact
+    } else if (sizeof(S) == 2) {  // lost += add_exactly(sum, x * x), the square being exact
       const float s = fmaf(x, x, sum[lane]), b = s - sum[lane];
       lost[lane] += (sum[lane] - (s - b)) + fmaf(x, x, -b);
       sum[lane] = s;
     } else {
-      two_sum(sum[lane], lost[lane], p);
+      lost[lane] += add_exactly(sum[lane], p);
       lost[lane] += fmaf(x, x, -p);
     }
   }
@@ -71,7 +71,7 @@ __device__ __forceinline__ double squares(const S (&v)[kHeld<S>]) {
   for (int half = kLanes / 2; half; half /= 2)
 #pragma unroll
     for (int lane = 0; lane < half; ++lane) {
-      two_sum(sum[lane], lost[lane], sum[lane + half]);
+      lost[lane] += add_exactly(sum[lane], sum[lane + half]);
       lost[lane] += lost[lane + half];
     }
   if (sum[0] >= kLeast && sum[0] <= kMost) return static_cast<double>(sum[0]) + static_cast<double>(lost[0]);

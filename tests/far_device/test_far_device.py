@@ -1,18 +1,16 @@
 """fedsim and the library on a device that is not the CPU, though it computes as the CPU does (device.cpp)."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from host_cuda_builds import CXX, run
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
-CXX = os.environ.get("CXX", "g++")
 
 pytestmark = pytest.mark.skipif(shutil.which(CXX.split()[0]) is None, reason="no g++ on this machine")
 
@@ -23,21 +21,20 @@ def device(tmp_path_factory):
     headers = [f"-isystem{path}" for path in cpp_extension.include_paths()]
     libraries = [f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu", "-lc10"]
     command = [*CXX.split(), "-std=c++20", "-O0", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *headers]
-    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", HERE / "device.cpp", "-o", target]
-    done = subprocess.run([*command, *libraries], capture_output=True, text=True)
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}", str(HERE / "device.cpp")]
+    done = run(*command, "-o", str(target), *libraries)
     assert done.returncode == 0, done.stderr
     return target
 
 
 @pytest.fixture
 def lines(device):
-    def run(name):
-        command = [sys.executable, HERE / "cases.py", device, name]
-        done = subprocess.run(command, capture_output=True, text=True)
+    def cases(name):
+        done = run(sys.executable, str(HERE / "cases.py"), str(device), name)
         assert done.returncode == 0, done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return run
+    return cases
 
 
 def test_a_mixture_with_the_cpu_is_refused(lines):
