@@ -30,7 +30,7 @@ BUILDS = {
 # remembers every byte that is read).
 PARTS = {"plain": [], "address": [], "thread": ["norms", "rows", "threads", "far"]}
 # The oracles need no sanitizer: these files are built once. What runs in threads or includes kernel code is not here.
-ORACLES = ("oracle", "leaf", "norms", "rows", "aggregate", "models", "huge")
+ORACLES = ("oracle", "leaf", "leaf_columns", "norms", "rows", "aggregate", "models", "huge")
 PLANTS = {
     ("plain", "PLANT_WRONG"): "FAILED planted failure",
     ("address", "PLANT_OVERRUN"): "AddressSanitizer: heap-buffer-overflow",
