@@ -8,7 +8,7 @@ except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
 from .config import backend, show_config
-from .ops import batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
+from .ops import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
 from .optim import FatClipOptimizer, FatClipPI, FatClipPR
 from .server import FatClipServer, ServerResult
 
@@ -18,6 +18,7 @@ __all__ = [
     "FatClipPR",
     "FatClipServer",
     "ServerResult",
+    "aggregate",
     "backend",
     "batched_clipped_sgd_",
     "clip_and_aggregate",

@@ -5,6 +5,7 @@ torch.compile, torch.func and autograd work. Eager calls on plain CPU tensors sk
 small step.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -261,6 +262,28 @@ def clip_and_aggregate(
     dtype = rows[0].dtype
     wide = rows.to(torch.float64) if isinstance(rows, Tensor) else [r.to(torch.float64) for r in rows]
     return (_aggregate_rows(wide, lam, w, reduce) * factor).to(dtype)
+
+
+def aggregate(
+    rows: Tensor | Sequence[Tensor],
+    lam: float | Tensor = math.inf,
+    *,
+    weights: Any = None,
+    reduce: str = "mean",
+    out: Tensor | None = None,
+) -> Any:
+    """clip_and_aggregate() with what was seen on the way: total, norms, coefs, clipped, rejected, applied.
+
+    out: a flat tensor that receives the total; None makes one in the dtype of the rows.
+    """
+    from types import SimpleNamespace
+
+    from .server import FatClipServer
+
+    total = torch.zeros_like(rows[0]) if out is None else out.zero_()
+    seen = FatClipServer([total], lam=lam, reduce=reduce).step(rows, weights)
+    fields = {name: getattr(seen, name) for name in ("norms", "coefs", "clipped", "rejected", "applied")}
+    return SimpleNamespace(total=total.neg_(), **fields)
 
 
 def _aggregate_rows(rows: Tensor | list[Tensor], lam: Any, weights: Tensor | None, reduce: str) -> Tensor:
