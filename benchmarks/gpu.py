@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import fatclip_ops as fc
-from fatclip_ops import cuda
+from fatclip_ops.backends import cuda
 
 ROOT = Path(__file__).parents[1]
 LAM, LR = 3.0, 1e-4

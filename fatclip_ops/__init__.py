@@ -7,12 +7,14 @@ try:
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
-from .config import backend, show_config
-from .ops import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
+from .diagnostics import backend, show_config
+from .functional import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
 from .optim import FatClipOptimizer, FatClipPI, FatClipPR
-from .server import FatClipServer, ServerResult
+from .results import Aggregate, ServerResult
+from .server import FatClipServer
 
 __all__ = [
+    "Aggregate",
     "FatClipOptimizer",
     "FatClipPI",
     "FatClipPR",

@@ -1,5 +1,5 @@
 """`python -m fatclip_ops`: what runs here, and why."""
 
-from .config import show_config
+from .diagnostics import show_config
 
 print(show_config())

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .backends.layout import overlaps
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False) -> float:
+def check_number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False) -> float:
     """`value` (a real number or a one-element tensor) as a float that is at least `low`, or above it; nan fails."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex() or value.dtype == torch.bool or value.is_meta:
@@ -29,29 +31,29 @@ def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False) -
     return result
 
 
-def lam(value: Any) -> float:
+def check_lam(value: Any) -> float:
     """The clipping threshold: positive, infinity allowed."""
     if type(value) is float and value > 0:
         return value
-    return number("lam", value, open_low=True)
+    return check_number("lam", value, open_low=True)
 
 
-def lr(value: Any, name: str = "lr") -> float:
+def check_lr(value: Any, name: str = "lr") -> float:
     """A learning rate: non-negative and finite."""
     if type(value) is float and 0 <= value < math.inf:
         return value
-    result = number(name, value)
+    result = check_number(name, value)
     if math.isinf(result):
         raise ValueError(f"{name} must be finite, got {result}")
     return result
 
 
-def flag(name: str, value: Any) -> None:
+def check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {describe(value)}")
 
 
-def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(map(repr, allowed))}, got {describe(value)}")
     if value not in allowed:
@@ -66,7 +68,7 @@ def describe(value: Any) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def floating(name: str, tensor: Any) -> None:
+def check_floating(name: str, tensor: Any) -> None:
     """A dense tensor of one of the four floating dtypes."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {describe(tensor)}")
@@ -76,13 +78,13 @@ def floating(name: str, tensor: Any) -> None:
         raise TypeError(f"{name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
 
 
-def matrix(name: str, tensor: Any) -> None:
-    floating(name, tensor)
+def check_matrix(name: str, tensor: Any) -> None:
+    check_floating(name, tensor)
     if tensor.dim() != 2:
         raise ValueError(f"{name} must be 2-D (clients, parameters), got {describe(tensor)}")
 
 
-def writable(name: str, tensor: Tensor) -> None:
+def check_writable(name: str, tensor: Tensor) -> None:
     """Refuses what an in-place function could not write to one element at a time, or would hide from autograd."""
     if overlaps(tensor):
         raise ValueError(f"{name} has elements that share memory (an expanded tensor?); pass {name}.clone()")
@@ -90,36 +92,7 @@ def writable(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} requires grad and is changed in place: call this under torch.no_grad()")
 
 
-def overlaps(tensor: Tensor) -> bool:
-    """Whether two indices of the tensor share an address: sorted by stride, a step must clear all smaller ones."""
-    if tensor.numel() <= 1:
-        return False
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
-def is_array(value: Any) -> bool:
-    """Whether value is a NumPy array (or looks like one); tensors are not."""
-    return not isinstance(value, Tensor) and hasattr(value, "__array_interface__")
-
-
-def tensor_from_array(name: str, array: Any) -> Tensor:
-    """A tensor from a NumPy array of real numbers; it shares the memory where torch can."""
-    if array.dtype.kind not in "fiu":
-        raise TypeError(f"{name} must hold real numbers, got an array of {array.dtype}")
-    if array.dtype.itemsize > 8:  # long double: torch has no such dtype
-        array = array.astype("float64")
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    # from_numpy warns of arrays it could write to by mistake, and refuses negative strides
-    shareable = array.flags.writeable and all(s >= 0 for s in array.strides)
-    return torch.from_numpy(array) if shareable else torch.tensor(array.copy())
-
-
-def tensors(name: str, value: Any) -> list[Tensor]:
+def check_tensors(name: str, value: Any) -> list[Tensor]:
     """A list of floating tensors; an iterator that yields nothing was used up before and is an error."""
     if isinstance(value, Tensor):
         value = [value]
@@ -129,28 +102,21 @@ def tensors(name: str, value: Any) -> list[Tensor]:
     if not result and isinstance(value, Iterator):
         raise ValueError(f"{name} is an exhausted generator: nothing would be seen; pass a list")
     for i, tensor in enumerate(result):
-        floating(f"{name}[{i}]", tensor)
+        check_floating(f"{name}[{i}]", tensor)
         if tensor.device != result[0].device:
             raise ValueError(f"{name} must be on one device, got {result[0].device} and {name}[{i}] on {tensor.device}")
     return result
 
 
-def one_device(params: list[Tensor]) -> None:
-    """All parameters of a step have one norm, and it is taken on one device."""
-    devices = sorted({str(p.device) for p in params})
-    if len(devices) > 1:
-        raise ValueError(f"params must be on one device, got {' and '.join(devices)}; nothing was changed")
-
-
-def group(group: dict[str, Any]) -> None:
+def check_group(group: dict[str, Any]) -> None:
     """The hyper-parameters of one parameter group."""
-    lr(group["lr"])
-    lam(group["lam"])
+    check_lr(group["lr"])
+    check_lam(group["lam"])
     for name in ("momentum", "weight_decay"):
-        lr(group[name], name)
-    number("dampening", group["dampening"], low=-math.inf)
+        check_lr(group[name], name)
+    check_number("dampening", group["dampening"], low=-math.inf)
     for name in ("nesterov", "maximize"):
-        flag(name, group[name])
+        check_flag(name, group[name])
     if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
         raise ValueError(
             "nesterov=True needs momentum > 0 and dampening = 0, "
@@ -158,7 +124,7 @@ def group(group: dict[str, Any]) -> None:
         )
 
 
-def one_lam(lams: list[Any]) -> None:
+def check_one_lam(lams: list[Any]) -> None:
     """The threshold is one for all groups."""
     first = lams[0]
     for other in lams[1:]:
@@ -169,7 +135,7 @@ def one_lam(lams: list[Any]) -> None:
             )
 
 
-def parameter(p: Any) -> None:
+def check_parameter(p: Any) -> None:
     """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
     if not isinstance(p, Tensor):
         return  # torch's own message is good

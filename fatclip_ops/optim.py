@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.autograd import profiler as _profiler
 from torch.optim import Optimizer
 
-from . import checks, cuda, native
-from .config import NATIVE, REASON
-from .ops import clip_rows_
-from .reference import Hyper
-from .rounds import Rounds
-from .step import Work, as_real, run_cuda, run_native, run_plain
-from .traced import clipped_sgd_, norm_parts
+from . import library
+from .backends import cpu, cuda, read_number, reference, select_update
+from .backends.layout import as_real
+from .backends.types import Backend, Hyper, StepInputs
+from .checks import check_choice, check_flag, check_group, check_lam, check_lr, check_one_lam, check_parameter, describe
+from .functional import clip_rows_
+from .local_round import LocalRound
 
 _torch_module = sys.modules[Optimizer.__module__]
-# Empty unless somebody registered a hook for all optimizers.
+# Empty unless a hook was registered for all optimizers.
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
 _NONFINITE = ("skip", "raise", "propagate")
@@ -31,8 +31,8 @@ _NONFINITE = ("skip", "raise", "propagate")
 _FOREIGN = ("foreach", "fused", "differentiable", "capturable")
 
 
-class FatClipOptimizer(Rounds):
-    """SGD with clipping, and the bookkeeping of federated rounds; use FatClipPI or FatClipPR.
+class FatClipOptimizer(LocalRound):
+    """SGD with clipping, and the local part of federated rounds; use FatClipPI or FatClipPR.
 
     One step, over all parameters of all groups as one vector g:
 
@@ -70,17 +70,17 @@ class FatClipOptimizer(Rounds):
     ) -> None:
         if type(self) is FatClipOptimizer:
             raise TypeError("FatClipOptimizer is the base class: use FatClipPI or FatClipPR")
-        checks.choice("nonfinite", nonfinite, _NONFINITE)
+        check_choice("nonfinite", nonfinite, _NONFINITE)
         if fused is not None:
-            checks.flag("fused", fused)
-        if fused and NATIVE is None and cuda.RUNTIME is None:
-            raise ValueError(f"fused=True needs the native extension: {REASON}")
+            check_flag("fused", fused)
+        if fused and cpu.MODULE is None and cuda.RUNTIME is None:
+            raise ValueError(f"fused=True needs the native extension: {cpu.REASON}")
         self.nonfinite = nonfinite
         self.fused = fused
         # Written in place, and not 0-dim: torch.compile loses assignments and writes to 0-dim float64 tensors.
-        self._norm = torch.zeros(1, dtype=torch.float64)
-        self._skips = torch.zeros((), dtype=torch.int64)
-        self._device_skips: Tensor | None = None  # what the CUDA kernels have counted
+        self._norm = torch.zeros(1, dtype=torch.float64, device="cpu")
+        self._skips = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._device_skips: Tensor | None = None  # counted by the CUDA kernels
         defaults = {
             "lr": lr,
             "lam": lam,
@@ -99,7 +99,7 @@ class FatClipOptimizer(Rounds):
 
     @property
     def skipped(self) -> int:
-        """How many steps were left out, by nonfinite="skip" or by a GradScaler."""
+        """How many steps were skipped, by nonfinite="skip" or by a GradScaler."""
         return int(self._skips) + (0 if self._device_skips is None else int(self._device_skips))
 
     # ---- what every torch optimizer does
@@ -107,18 +107,18 @@ class FatClipOptimizer(Rounds):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters; its `lam` must be that of the others."""
         if not isinstance(param_group, dict):
-            raise TypeError(f"param_group must be a dict, got {checks.describe(param_group)}")
+            raise TypeError(f"param_group must be a dict, got {describe(param_group)}")
         group = dict(param_group)
         params = group.get("params", [])
         if isinstance(params, Iterable) and not isinstance(params, (Tensor, list, tuple, set, dict)):
             group["params"] = params = list(params)
             if not params:
                 raise ValueError("params is an exhausted generator: nothing would be trained; pass a list")
-        checks.group({**self.defaults, **group})
+        check_group({**self.defaults, **group})
         lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
-        checks.one_lam(lams)
+        check_one_lam(lams)
         for entry in params if isinstance(params, (list, tuple)) else [params]:
-            checks.parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
+            check_parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
         super().add_param_group(group)
         if self._in_round:
             for p in self.param_groups[-1]["params"]:
@@ -136,7 +136,7 @@ class FatClipOptimizer(Rounds):
         return self._step(closure)
 
     # torch wraps the step() of every optimizer class for hooks and profiler, which costs more than a small step itself;
-    # this mark says that it is seen to here.
+    # this mark says that step() does it itself.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -148,122 +148,122 @@ class FatClipOptimizer(Rounds):
             with torch.no_grad():
                 self._step_traced()
             return loss
-        work = self._collect()
+        inputs = self._gather()
         folds = self._folds() if self._in_round else []
-        stepped = run_native(work) if self.fused is not False and native.eager() else None
-        if stepped is None and self.fused is not False and cuda.RUNTIME is not None:
-            stepped = self._step_cuda(work)
-        if stepped is None:
-            if self.fused and work.params:
-                raise ValueError(
-                    "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
-                )
-            stepped = run_plain(work)
-        if not stepped:
-            self._leave_out(work)
+        if not self._run(inputs):
+            self._count_skipped(inputs)
             return loss
         for p, changes in folds:
             self.state[p].update(changes)
-        if True in work.fresh:
-            for p, buffer, fresh in zip(work.params, work.buffers, work.fresh, strict=True):
+        if True in inputs.fresh:
+            for p, buffer, fresh in zip(inputs.params, inputs.buffers, inputs.fresh, strict=True):
                 if fresh:
                     self.state[p]["momentum_buffer"] = buffer
         return loss
 
-    def _step_cuda(self, work: Work) -> bool | None:
-        """By the CUDA kernels, which leave the norm and the count of skipped steps on the device."""
-        if not work.params or not cuda.owns(work.params[0]):
-            return None
-        device = work.params[0].device
+    _observed_step = Optimizer.profile_hook_step(_step)
+
+    def _gather(self) -> StepInputs:
+        """Everything with a gradient, checked; nothing is changed yet."""
+        groups = self.param_groups
+        if len(groups) > 1:
+            check_one_lam([group["lam"] for group in groups])
+        lam = read_number(groups[0]["lam"], check_lam) if self._clips_steps else math.inf
+        inputs = StepInputs(lam, self.nonfinite, self._norm)
+        if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:  # a GradScaler's, for the time of a step
+            scale, inputs.found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+            inputs.scale = 1.0 if scale is None else scale
+        for index, group in enumerate(groups):
+            self._gather_group(inputs, index, group)
+        return inputs
+
+    def _gather_group(self, inputs: StepInputs, index: int, group: dict[str, Any]) -> None:
+        inputs.hypers.append(_hyper(group))
+        momentum = group["momentum"] != 0
+        before = len(inputs.params)
+        add_param, add_grad, add_buffer = inputs.params.append, inputs.grads.append, inputs.buffers.append
+        for p in group["params"]:
+            g = p.grad
+            if g is None:
+                continue
+            if g.layout is not torch.strided:
+                raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
+            add_param(p)
+            add_grad(g)
+            if momentum:
+                buffer = self.state[p].get("momentum_buffer")
+                inputs.fresh.append(buffer is None)
+                add_buffer(torch.empty_like(p) if buffer is None else buffer)
+        count = len(inputs.params) - before
+        inputs.groups += [index] * count
+        if not momentum:
+            inputs.buffers += [None] * count
+            inputs.fresh += [False] * count
+
+    def _run(self, inputs: StepInputs) -> bool:
+        """The step by the kernels or by the reference; returns whether it was applied."""
+        backend: Backend = reference
+        if self.fused is not False and inputs.params:
+            backend = select_update(inputs.params[0])
+        if backend is cuda:
+            self._count_on(inputs)
+        applied = None if backend is reference else backend.step(inputs)
+        if applied is not None:
+            return applied
+        if self.fused and inputs.params:
+            raise ValueError(
+                "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
+            )
+        return reference.step(inputs)
+
+    def _count_on(self, inputs: StepInputs) -> None:
+        """Keeps the norm and the count of skipped steps where the parameters are: the CUDA kernels write them there."""
+        device = inputs.params[0].device
         if self._norm.device != device:
-            self._norm = work.report = torch.zeros(1, dtype=torch.float64, device=device)
+            self._norm = inputs.report = torch.zeros(1, dtype=torch.float64, device=device)
         if self._device_skips is None:
             self._device_skips = torch.zeros(1, dtype=torch.float64, device=device)
         elif self._device_skips.device != device:  # the model has moved
             self._device_skips = self._device_skips.to(device)
-        return run_cuda(work, self._device_skips)
-
-    _observed_step = Optimizer.profile_hook_step(_step)
-
-    def _collect(self) -> Work:
-        """Everything with a gradient, checked; nothing is changed yet."""
-        groups = self.param_groups
-        lam = groups[0]["lam"]
-        if len(groups) > 1:
-            checks.one_lam([group["lam"] for group in groups])
-        work = Work(cuda.number(lam, checks.lam) if self._clips_steps else math.inf, self.nonfinite, self._norm)
-        if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:
-            self._take_scale(work)
-        add_param, add_grad, add_buffer = work.params.append, work.grads.append, work.buffers.append
-        for index, group in enumerate(groups):
-            work.hypers.append(_hyper(group))
-            momentum = group["momentum"] != 0
-            before = len(work.params)
-            for p in group["params"]:
-                g = p.grad
-                if g is None:
-                    continue
-                if g.layout is not torch.strided:
-                    raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
-                add_param(p)
-                add_grad(g)
-                if momentum:
-                    buffer = self.state[p].get("momentum_buffer")
-                    work.fresh.append(buffer is None)
-                    add_buffer(torch.empty_like(p) if buffer is None else buffer)
-            count = len(work.params) - before
-            work.groups += [index] * count
-            if not momentum:
-                work.buffers += [None] * count
-                work.fresh += [False] * count
-        return work
-
-    def _take_scale(self, work: Work) -> None:
-        """What a GradScaler leaves on the optimizer for the time of a step."""
-        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if cuda.owns(scale) or cuda.owns(found_inf):
-            work.device_scale, work.device_found_inf = scale, found_inf
-            return
-        work.inv_scale = 1.0 if scale is None else 1.0 / float(scale)
-        work.found_inf = found_inf is not None and float(found_inf) > 0
+        inputs.skips = self._device_skips
 
     def _step_traced(self) -> None:
         """The step as operators in a graph: one norm, one update per group."""
-        updates = [self._gather_traced(group) for group in self.param_groups]
-        norm = norm_parts([g for update in updates for g in update.grads])
         lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
+        updates = [self._gather_traced(group, lam) for group in self.param_groups]
+        norm = library.norm_parts([g for update in updates for g in update.grads])
         for group, update in zip(self.param_groups, updates, strict=True):
-            clipped_sgd_(update, norm, lam, group, self.nonfinite)
+            update.norm = norm
+            library.clipped_sgd_(update, group)
         self._norm.copy_(norm[0])
         if self.nonfinite == "skip":
             self._skips.add_((~torch.isfinite(norm[1])).to(self._skips.device))
 
-    def _gather_traced(self, group: dict[str, Any]) -> Work:
+    def _gather_traced(self, group: dict[str, Any], lam: Any) -> StepInputs:
         """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
-        work = Work()
+        inputs = StepInputs(lam, self.nonfinite, self._norm)
         for p in group["params"]:
             if p.grad is None:
                 continue
-            work.params.append(p)
-            work.grads.append(p.grad)
+            inputs.params.append(p)
+            inputs.grads.append(p.grad)
             if group["momentum"] != 0:
                 state = self.state[p]
-                work.fresh.append("momentum_buffer" not in state)
+                inputs.fresh.append("momentum_buffer" not in state)
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(p)
-                work.buffers.append(state["momentum_buffer"])
-        return work
+                inputs.buffers.append(state["momentum_buffer"])
+        return inputs
 
-    def _leave_out(self, work: Work) -> None:
-        """Counts a step that was not taken, or says why."""
-        work.settle()
-        if self.nonfinite == "raise" and not work.found_inf:
-            bad = next(p for p, g in zip(work.params, work.grads, strict=True) if not torch.isfinite(g).all())
+    def _count_skipped(self, inputs: StepInputs) -> None:
+        """Counts a step that was not applied, or raises an error that names the parameter."""
+        if self.nonfinite == "raise" and not inputs.is_forbidden():
+            bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
             raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
         self._skips += 1
 
     def _name_of(self, p: Tensor) -> str:
-        """How a person would find this parameter."""
+        """How the user finds this parameter."""
         for i, group in enumerate(self.param_groups):
             for j, q in enumerate(group["params"]):
                 if q is p:
@@ -317,14 +317,14 @@ class FatClipPR(FatClipOptimizer):
     _clips_steps = False
 
     def _clip_round(self, flat: Tensor) -> Tensor:
-        checks.one_lam([group["lam"] for group in self.param_groups])
-        self._norm.copy_(clip_rows_(as_real(flat).view(1, -1), checks.lam(self.param_groups[0]["lam"])))
+        check_one_lam([group["lam"] for group in self.param_groups])
+        self._norm.copy_(clip_rows_(as_real(flat).view(1, -1), check_lam(self.param_groups[0]["lam"])))
         return flat
 
 
 def _hyper(group: dict[str, Any]) -> Hyper:
     return Hyper(
-        cuda.number(group["lr"], checks.lr),
+        read_number(group["lr"], check_lr),
         group["momentum"],
         group["dampening"],
         float(group["weight_decay"]),

@@ -12,7 +12,7 @@ import torch
 from optim_cases import PATHS, each_optimizer, gradients, parameters, run_script, train
 
 from fatclip_ops import FatClipPI, FatClipPR, backend
-from fatclip_ops.config import NATIVE
+from fatclip_ops.backends import cpu
 
 needs_native = pytest.mark.skipif(backend() != "native", reason="about the native extension")
 
@@ -210,7 +210,7 @@ def test_forked_child_with_another_thread_count(first):
 HASHES = """
 import hashlib, sys, torch
 from fatclip_ops import FatClipPI, FatClipPR
-from fatclip_ops.config import NATIVE
+from fatclip_ops.backends import cpu
 
 def case(cls, dtype, sizes, scale, hyper, lam):
     gen = torch.Generator().manual_seed(len(sizes))
@@ -232,7 +232,7 @@ small = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000)
 every = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True, "maximize": True}
 scales = {torch.float32: (1.0, 1e-40, 1e-20, 1e37), torch.float64: (1.0, 1e-310, 1e-160, 1e200, 1e307),
           torch.bfloat16: (1.0, 1e-40, 1e37), torch.float16: (1.0, 1e-6, 1e4)}
-print(NATIVE.isa())
+print(cpu.MODULE.isa())
 for threads in (1, 2, 3, 5):
     torch.set_num_threads(threads)
     for dtype, values in scales.items():
@@ -248,7 +248,7 @@ for threads in (1, 2, 3, 5):
 @needs_native
 def test_same_bits_for_every_instruction_set_and_thread_count():
     outputs = {}
-    for isa in NATIVE.isas():
+    for isa in cpu.MODULE.isas():
         env = {**os.environ, "FATCLIP_ISA": isa}
         done = subprocess.run([sys.executable, "-c", HASHES], capture_output=True, text=True, env=env, check=False)
         if done.returncode and f"FATCLIP_ISA={isa} is not supported by this CPU" in done.stderr:

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from fatclip_ops import backend, config
+from fatclip_ops import backend
+from fatclip_ops.backends import cpu
 
 # d and m so that up to five threads get work (one takes at least 65536 elements), and lengths that end in mid-vector
 SCRIPT = """
@@ -74,6 +75,6 @@ class TestBits:
         assert len(by_threads) == 5
         assert len(set(by_threads)) == 1
 
-    @pytest.mark.parametrize("isa", config.NATIVE.isas() if config.NATIVE else ())
+    @pytest.mark.parametrize("isa", cpu.MODULE.isas() if cpu.MODULE else ())
     def test_instruction_sets(self, by_threads, isa):
         assert hashes(2, FATCLIP_ISA=isa) == by_threads[:1]

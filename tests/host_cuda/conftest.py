@@ -11,7 +11,7 @@ import pytest
 import torch
 from host_cuda_builds import Builds, can_build, host_module
 
-from fatclip_ops import cuda, native
+from fatclip_ops.backends import cpu, cuda
 
 ON_GPU = os.environ.get("FATCLIP_TEST_DEVICE", "") == "cuda"
 
@@ -71,7 +71,7 @@ def device(request, monkeypatch):
         return Device(torch.device("cuda"), counted.calls)
     counted = Counted(request.getfixturevalue("host_cuda"))
     monkeypatch.setattr(cuda, "RUNTIME", HostRuntime(counted))
-    monkeypatch.setattr(native, "NATIVE", None)  # or the CPU kernels would take the tensors
+    monkeypatch.setattr(cpu, "MODULE", None)  # or the CPU kernels would take the tensors
     counted.calls.clear()
     return Device(torch.device("cpu"), counted.calls)
 

@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 from optim_cases import HYPERS
+from twins import aggregated, clipped_rows, stepped_rows
 
 import fatclip_ops as fc
-from fatclip_ops import FatClipPI, FatClipPR, FatClipServer, reference
+from fatclip_ops import FatClipPI, FatClipPR, FatClipServer
+from fatclip_ops.backends import reference
 
 pytestmark = pytest.mark.usefixtures("order")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -50,9 +52,9 @@ def close_to(got, want, dtype, least=0.0):
 def test_norms(device, n, dtype):
     for matrix in layouts(values(3, n, dtype=dtype, seed=n)):
         got = fc.row_norms(device(matrix))
-        assert got.tolist() == pytest.approx(reference.row_norms(matrix).value.tolist(), rel=NORM_ERROR)
+        assert got.tolist() == pytest.approx(reference.row_norms(matrix).tolist(), rel=NORM_ERROR)
         total = fc.global_norm([device(matrix), device(matrix[0]), device(matrix[:0])])
-        want = reference.global_norm([matrix, matrix[0]]).value.item()
+        want = reference.norm_of_all([matrix, matrix[0]]).value.item()
         assert total.item() == pytest.approx(want, rel=NORM_ERROR)
     exact = whole(2, n, dtype=dtype)
     assert fc.row_norms(device(exact)).tolist() == exact.double().square().sum(1).sqrt().tolist()
@@ -61,10 +63,10 @@ def test_norms(device, n, dtype):
 
 def test_norms_of_extremes(device):
     rows = torch.tensor([[3e38, 3e38, 0], [1e-45, 0, 0], [1e20, 1e20, 1e-20], [0, 0, 0]])
-    want = reference.row_norms(rows).value
+    want = reference.row_norms(rows)
     assert fc.row_norms(device(rows)).tolist() == pytest.approx(want.tolist(), rel=NORM_ERROR)
     wide = torch.tensor([[1e200, 1e200], [5e-324, 0.0], [1.7e308, 0.0]], dtype=torch.float64)
-    assert fc.row_norms(device(wide)).tolist() == pytest.approx(reference.row_norms(wide).value.tolist(), rel=1e-14)
+    assert fc.row_norms(device(wide)).tolist() == pytest.approx(reference.row_norms(wide).tolist(), rel=1e-14)
     assert math.isnan(fc.global_norm([device(torch.tensor([1.0, math.nan]))]))
     assert math.isinf(fc.global_norm([device(torch.tensor([1.0, -math.inf]))]))
     assert fc.row_norms(device(torch.zeros(0, 5))).shape == (0,)
@@ -77,9 +79,9 @@ def test_clip_rows(device, d, dtype):
     source = values(4, d, dtype=dtype, seed=d)
     source[2, d // 2] = math.inf
     for matrix in layouts(source):
-        norms = reference.row_norms(matrix).value
+        norms = reference.row_norms(matrix)
         lam = float(norms[0]) * 0.7
-        want, _ = reference.clip_rows(matrix, lam)
+        want = clipped_rows(matrix, lam)
         for bound in (lam, device(torch.tensor(lam, dtype=torch.float64))):
             got = device(matrix.clone(memory_format=torch.preserve_format))
             before = got._version
@@ -94,14 +96,14 @@ def test_clip_rows(device, d, dtype):
 def test_batched_clipped_sgd(device, d, dtype):
     x, g = values(4, d, dtype=dtype, seed=1), values(4, d, dtype=dtype, seed=2)
     g[1, 0] = math.nan
-    lam = 0.5 * float(reference.row_norms(g).value[0])
-    want, norm = reference.batched_clipped_sgd(x, g, 0.5, lam)
+    lam = 0.5 * float(reference.row_norms(g)[0])
+    want, norms = stepped_rows(x, g, 0.5, lam)
     for grads in layouts(g):
         moved = device(x.clone())
         got = fc.batched_clipped_sgd_(moved, device(grads), lr=0.5, lam=device(torch.tensor(lam, dtype=torch.float64)))
         close_to(moved, want, dtype, least=1.0)
         assert torch.equal(moved[1].cpu(), x[1])
-        assert got.tolist()[2:] == pytest.approx(norm.value.tolist()[2:], rel=NORM_ERROR)
+        assert got.tolist()[2:] == pytest.approx(norms.tolist()[2:], rel=NORM_ERROR)
 
 
 @each_dtype
@@ -111,8 +113,8 @@ def test_clip_and_aggregate(device, d, reduce, dtype):
     source = values(6, d, dtype=dtype, seed=d)
     source[4, d - 1] = math.nan
     weights = [1.0, 2.0, 0.5, 0.0, 9.0, 3.0]
-    lam = float(reference.row_norms(source).value[0]) * 0.8
-    want = reference.aggregate(source, lam, torch.tensor(weights), reduce)[0]
+    lam = float(reference.row_norms(source)[0]) * 0.8
+    want = aggregated(source, lam, torch.tensor(weights), reduce)[0]
     # plain PyTorch in the dtype of the rows is allowed to be wrong by so much; twice that plus one rounding is ours
     kept = source[[0, 1, 2, 3, 5]]
     c = (lam / kept.norm(dim=1, keepdim=True)).clamp(max=1.0)
@@ -216,12 +218,12 @@ def test_server(device, form, dtype):
     d = sum(t.numel() for t in start)
     deltas = values(7, d, dtype=dtype, seed=9)
     deltas[3, 7] = math.inf
-    lam = float(reference.row_norms(deltas).value[0]) * 0.9
+    lam = float(reference.row_norms(deltas)[0]) * 0.9
     weights = [1, 2, 3, 4, 5, 6, 7]
     x = [device(t.clone()) for t in start]
     server = FatClipServer(x, lr=device(torch.tensor(0.5)), lam=lam)
     result = server.step(as_form(form, device(deltas), shapes), weights)
-    total, norms, coefs, _ = reference.aggregate(deltas, lam, torch.tensor(weights), "mean")
+    total, norms, coefs = aggregated(deltas, lam, torch.tensor(weights), "mean")
     for p, before, piece in zip(x, start, total.split([t.numel() for t in start]), strict=True):
         close_to(p, before.double() - 0.5 * piece.view(before.shape), torch.float32, least=1.0)
     assert result.rejected == [3]

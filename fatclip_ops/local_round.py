@@ -1,4 +1,4 @@
-"""Federated rounds: what an optimizer remembers between begin_round() and end_round().
+"""The local part of a federated round: what an optimizer remembers between begin_round() and end_round().
 
 Per parameter, in the optimizer's state (so that it is saved, loaded, copied and moved with it):
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import checks
+from .checks import check_choice, check_lr
 
 _DELTAS = ("gradient", "displacement")
 
 
-class Rounds(Optimizer):
-    """The part of FatClipOptimizer that keeps the books of a round."""
+class LocalRound(Optimizer):
+    """The part of FatClipOptimizer that keeps track of a round."""
 
     nonfinite: str
     _clips_steps: bool
@@ -44,7 +44,7 @@ class Rounds(Optimizer):
         delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
             when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam.
         """
-        checks.choice("delta", delta, _DELTAS)
+        check_choice("delta", delta, _DELTAS)
         if not self._in_round:
             raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
         flat, dtype = self._round_delta(delta)
@@ -65,10 +65,10 @@ class Rounds(Optimizer):
             dtype = torch.promote_types(dtype, p.dtype)
         work_dtype = torch.promote_types(dtype, torch.float32 if self._clips_steps else torch.float64)
         total = sum(p.numel() for p, _ in params)
-        flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else None)
+        flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else "cpu")
         at = 0
         for p, group in params:
-            flat[at : at + p.numel()].copy_(self._moved(p, delta, checks.lr(group["lr"])).reshape(-1))
+            flat[at : at + p.numel()].copy_(self._moved(p, delta, check_lr(group["lr"])).reshape(-1))
             at += p.numel()
         return flat, dtype
 
@@ -84,7 +84,7 @@ class Rounds(Optimizer):
 
     @torch.no_grad()
     def _folds(self) -> list[tuple[Tensor, dict[str, Any]]]:
-        """What to remember once the step is taken: which lr it used and, where lr has changed, the sum so far."""
+        """What to remember once the step is applied: which lr it used and, where lr has changed, the sum so far."""
         folds: list[tuple[Tensor, dict[str, Any]]] = []
         for group in self.param_groups:
             lr = float(group["lr"])
@@ -98,11 +98,11 @@ class Rounds(Optimizer):
         return folds
 
     def _clip_round(self, flat: Tensor) -> Tensor:
-        """What is sent, from what was done."""
+        """Hook: PR clips the update here."""
         return flat
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; a round under way goes on with the same bits."""
+        """As in torch; an unfinished round resumes with the same bits."""
         super().load_state_dict(state_dict)
         saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]

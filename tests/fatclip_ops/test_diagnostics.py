@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import fatclip_ops
-from fatclip_ops import backend, config, show_config
+from fatclip_ops import backend, show_config
+from fatclip_ops.backends import cpu
 
 PACKAGE = Path(fatclip_ops.__file__).parent
 NATIVE = pytest.mark.skipif(backend() != "native", reason="needs the native extension")
@@ -38,16 +39,16 @@ def package_without(tmp_path):
 
 def test_backend_is_one_of_two():
     assert backend() in ("native", "python")
-    assert (config.NATIVE is not None) == (backend() == "native")
+    assert (cpu.MODULE is not None) == (backend() == "native")
 
 
 def test_show_config_tells_the_path_and_the_reason():
     text = show_config()
     assert text.startswith(f"fatclip {fatclip_ops.__version__}, torch {torch.__version__}\n")
-    assert re.search(rf"^backend +{backend()} \({re.escape(config.REASON)}\)$", text, re.MULTILINE)
+    assert re.search(rf"^backend +{backend()} \({re.escape(cpu.REASON)}\)$", text, re.MULTILINE)
     assert "cuda" in text
     if backend() == "native":
-        for part in (config.NATIVE.isa(), config.NATIVE.compiler(), "float32, float64, bfloat16, float16"):
+        for part in (cpu.MODULE.isa(), cpu.MODULE.compiler(), "float32, float64, bfloat16, float16"):
             assert part in text
         assert re.search(rf"^threads +{torch.get_num_threads()} ", text, re.MULTILINE)
 
@@ -80,7 +81,7 @@ def test_native_can_be_forced():
 
 
 @NATIVE
-@pytest.mark.parametrize("isa", config.NATIVE.isas() if config.NATIVE else ())
+@pytest.mark.parametrize("isa", cpu.MODULE.isas() if cpu.MODULE else ())
 def test_an_instruction_set_can_be_forced(isa):
     done = run("-m", "fatclip_ops", FATCLIP_ISA=isa)
     if "is not supported by this CPU" in done.stderr:
