@@ -17,14 +17,14 @@ from .types import AggregateResult, Hyper, Norm, Pieces, Rows, StepInputs, scale
 # An exponent below that of every float64, for norms that are zero.
 _BELOW_ALL = -1100.0
 # torch splits a sum of more elements than this over its threads, and then the bits depend on how many there are.
-_BLOCK = 2048
+BLOCK = 2048
 
 
 def ordered_sum(x: Tensor) -> Tensor:
     """The sum over the last dimension, in blocks of fixed size: the same bits for every thread count."""
-    while x.shape[-1] > _BLOCK:
-        whole = x.shape[-1] // _BLOCK * _BLOCK
-        blocks = x[..., :whole].unflatten(-1, (-1, _BLOCK)).sum(-1)
+    while x.shape[-1] > BLOCK:
+        whole = x.shape[-1] // BLOCK * BLOCK
+        blocks = x[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
         x = torch.cat([blocks, x[..., whole:].sum(-1, keepdim=True)], -1)
     return x.sum(-1)
 

@@ -6,11 +6,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from blocks import BLOCK
 from twins import aggregated
 
 from fatclip_ops import backend, clip_and_aggregate
 
-LENGTHS = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, 4095, 4096, 4097, 65537)
+LENGTHS = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 65537)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from blocks import BLOCK
 
 from fatclip_ops import backend, global_norm, row_norms
 from fatclip_ops.backends import reference
 
-# around every vector width, around one block of 4096, and enough for a second thread
-LENGTHS = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, 4095, 4096, 4097, 65537)
+# around every vector width, around one block of a sum, and enough for a second thread
+LENGTHS = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 65537)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -92,7 +93,7 @@ def test_random_numbers(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [1, 7, 33, 4097])
+@pytest.mark.parametrize("d", [1, 7, 33, BLOCK + 1])
 def test_layout_does_not_show(d, dtype):
     values = whole((3, d), dtype)
     exact = [math.sqrt(sum(int(v) ** 2 for v in row)) for row in values.tolist()]

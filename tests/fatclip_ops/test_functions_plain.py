@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = ("functions_norms", "functions_clip", "functions_aggregate", "functions_autograd", "server", "server_arrays")
+FILES = (
+    "functions_norms",
+    "functions_clip",
+    "functions_aggregate",
+    "functions_seen",
+    "functions_autograd",
+    "server",
+    "server_arrays",
+)
 
 
 def test_on_plain_torch():

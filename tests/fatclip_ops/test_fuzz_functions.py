@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from blocks import BLOCK
 from fuzz_cases import (
     DTYPES,
     LAYOUTS,
@@ -44,7 +45,9 @@ def matrices(draw, *, rows=40, layouts=LAYOUTS, finite=False):
 @st.composite
 def tensor_lists(draw):
     """Tensors of 0 to 3 dimensions and of any dtypes."""
-    shape = st.one_of(st.lists(st.integers(0, 9), max_size=3), st.sampled_from([[4096], [4097], [3, 8193]]))
+    shape = st.one_of(
+        st.lists(st.integers(0, 9), max_size=3), st.sampled_from([[BLOCK], [BLOCK + 1], [3, 4 * BLOCK + 1]])
+    )
     result = []
     for _ in range(draw(st.integers(0, 4))):
         layout = READ_ONLY_LAYOUTS

@@ -18,7 +18,7 @@ import fatclip_ops as f
 def results():
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         large = dtype in (torch.float32, torch.float64)
-        for m, d, spread in ((7, 60001 if large else 9001, 1), (3, 33, 1), (1, 350003, 1), (9, 4097, 0)):
+        for m, d, spread in ((7, 60001 if large else 9001, 1), (3, 33, 1), (1, 350003, 1), (9, 2049, 0)):
             g = torch.Generator().manual_seed(d)
             matrix = torch.randn(m * d + 3, generator=g, dtype=torch.float64)
             if spread:  # magnitudes over many binades, so that every change in the order of a sum shows

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from blocks import BLOCK
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -30,8 +31,8 @@ def fuzz(examples):
 
 
 def columns():
-    """Around the vector widths, and around the blocks of 4096."""
-    return st.one_of(st.integers(0, 70), st.sampled_from([4095, 4096, 4097, 8193]))
+    """Around the vector widths, and around the blocks of a sum."""
+    return st.one_of(st.integers(0, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK + 1]))
 
 
 @st.composite
@@ -153,7 +154,7 @@ def narrow_error(n: int, *dtypes: torch.dtype) -> float:
 def norm_bound(n: int, *dtypes: torch.dtype) -> float:
     """float64 units in the last place that a norm of n elements of these dtypes may be off: one rounding per addition
     along a lane of a block, halved by the root, and the root's own; and narrow_error."""
-    return 2 + (min(n, 4096) / 32 + n / 4096 + 6) / 2 + narrow_error(n, *dtypes) * 2.0**53
+    return 2 + (min(n, BLOCK) / 32 + n / BLOCK + 6) / 2 + narrow_error(n, *dtypes) * 2.0**53
 
 
 def sum_error(m: int, d: int, rows: torch.dtype, target: torch.dtype) -> tuple[float, float]:

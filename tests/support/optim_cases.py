@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from blocks import BLOCK
 from torch import Tensor
 
 from fatclip_ops import FatClipPI, FatClipPR, backend
@@ -29,8 +30,8 @@ each_pi = pytest.mark.parametrize("make", _makers(FatClipPI))
 each_pr = pytest.mark.parametrize("make", _makers(FatClipPR))
 each_path = pytest.mark.parametrize("fused", PATHS, ids=["native", "plain"][-len(PATHS) :])
 
-# around the vector widths (8 and 16 floats, the 32 lanes of a sum), and beyond the block of 4096 with a rest
-SIZES = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, 65537)
+# around the vector widths (8 and 16 floats, the 32 lanes of a sum), and beyond a block of a sum with a rest
+SIZES = (0, 1, 7, 8, 9, 15, 17, 31, 33, 64, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 65537)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HYPERS = {
     "plain": {},
