@@ -14,9 +14,6 @@ from torch.nn import Parameter
 from . import native
 from .config import CUDA, CUDA_PROBLEMS
 
-_SUMMARY = 8  # doubles before the rows of an aggregate's info: csrc/cuda/launch.h, Summary
-_CLIPPED, _APPLIED = 3, 5
-
 
 class Runtime:
     """The module, and how torch tells devices and streams; tests put one in its place that runs on the CPU."""
@@ -162,7 +159,8 @@ def aggregate(
     like = rows[0] if pieces else rows
     clients = len(rows) // pieces if pieces else rows.shape[0]
     weights = None if weights is None else weights.to(like.device, torch.float64).contiguous()
-    info = torch.empty(_SUMMARY + 3 * clients, dtype=torch.float64, device=like.device)
+    assert RUNTIME is not None
+    info = torch.empty(RUNTIME.module.aggregate_doubles(clients), dtype=torch.float64, device=like.device)
     items = list(rows) if pieces else rows
     how = (scalar(lam), weights, mean, strict, targets, subtract, scalar(scale), info)
     return info if _call("aggregate", like, items, pieces, *how) else None
@@ -170,13 +168,11 @@ def aggregate(
 
 def read_aggregate(info: Tensor) -> native.Aggregate:
     """What an aggregate saw, as native.aggregate returns it; waits for the device."""
-    host = info.cpu()
-    norms, coefs, rejected = host[_SUMMARY:].view(3, -1)
-    bad = tuple(rejected.nonzero().flatten().tolist())
-    raw = bytearray(torch.cat([norms, coefs]).numpy().tobytes())
-    return raw, bad, int(host[_CLIPPED]), bool(host[_APPLIED])
+    assert RUNTIME is not None
+    result: native.Aggregate = RUNTIME.module.read_aggregate(info.cpu())
+    return result
 
 
 def sgd_step(like: Tensor, *args: Any) -> bool:
-    """One step (csrc/cuda/bindings.cpp, py_sgd_step): False where it cannot be taken by the kernels."""
+    """One step (csrc/python/cuda_module.cpp, py_sgd_step): False where it cannot be taken by the kernels."""
     return _call("sgd_step", like, *args)
