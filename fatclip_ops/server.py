@@ -12,6 +12,8 @@ from .checks import check_choice, check_lam, check_lr, check_tensors
 from .results import ServerResult
 from .updates import prepare_weights, read_updates
 
+_INF = math.inf
+
 
 class FatClipServer:
     """Moves the model by clipped client updates: x <- x - lr * reduce_i(min(1, lam / ||D_i||) * D_i).
@@ -65,18 +67,17 @@ class FatClipServer:
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
         lr, lam, mean, strict = self.lr, self.lam, self.reduce == "mean", self.nonfinite == "raise"
-        if not (type(lr) is float and 0 <= lr < math.inf and type(lam) is float and lam > 0):
+        if not (type(lr) is type(lam) is float and 0 <= lr < _INF and lam > 0):
             lr, lam = read_number(lr, check_lr), read_number(lam, check_lam)
         backend = select_update(self.params[0])
-        result: AggregateResult | PendingResult | None = None
-        if backend is cpu and weights is None and type(deltas) is Tensor:
+        result = None
+        if weights is None and backend is cpu and type(deltas) is Tensor:
             # the common case: the kernels look at sizes and layouts themselves, and refuse what does not fit
             result = cpu.aggregate(deltas, self.params, lam, None, mean, strict, True, lr)
-        if result is None:
-            result = self._step_checked(backend, deltas, weights, lr, lam)
-        if strict:
-            self._raise_for_rejected(result)
-        return ServerResult(result)
+        seen = ServerResult(self._step_checked(backend, deltas, weights, lr, lam) if result is None else result)
+        if strict and seen.rejected:
+            raise ValueError(f"clients {seen.rejected} sent nan or inf; the model was not moved")
+        return seen
 
     def _step_checked(
         self, backend: Backend, deltas: Any, weights: Any, lr: Any, lam: Any
@@ -89,8 +90,3 @@ class FatClipServer:
         how = (self.params, lam, w, self.reduce == "mean", self.nonfinite == "raise", True, scale)
         result = backend.aggregate(rows, *how)
         return reference.aggregate(rows, *how) if result is None else result
-
-    def _raise_for_rejected(self, result: AggregateResult | PendingResult) -> None:
-        rejected = ServerResult(result).rejected
-        if rejected:
-            raise ValueError(f"clients {rejected} sent nan or inf; the model was not moved")

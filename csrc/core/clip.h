@@ -1,7 +1,6 @@
 // The clipping rule, shared by every device: c = min(1, lam / ||g||), no epsilon.
 #pragma once
 #include <cmath>
-#include <cstdint>
 
 #ifdef __CUDACC__
 #define FATCLIP_DEVICE __host__ __device__ __forceinline__
@@ -10,9 +9,6 @@
 #endif
 
 namespace fatclip {
-
-// The four dtypes, numbered as Python passes them.
-enum DType : int { kFloat32 = 0, kFloat64 = 1, kBFloat16 = 2, kFloat16 = 3, kDTypes = 4 };
 
 // A norm as (mantissa + rest) * 2^exponent: no finite input overflows it, not even float64 above 1e154. `rest` is what
 // rounding took from the mantissa, where that is known.

@@ -23,7 +23,7 @@ int64_t group_size(const Rows& rows, int threads) {
   return std::min(rows.m, std::max<int64_t>(wanted / kRowRun, 1) * kRowRun);
 }
 
-// What a call needs besides its arguments; a thread keeps it between calls, unless it is large.
+// Memory that a call needs; a thread keeps it between calls, unless it is large.
 struct Workspace {
   std::vector<Columns::Block> blocks;
   std::vector<Squares> partials;  // (group, column blocks)

@@ -10,22 +10,19 @@
 
 namespace fatclip {
 
-// A parameter with its gradient and momentum buffer (null for none), or just a vector `grad` of n elements.
-struct Slot {
-  void* param;
-  const void* grad;
-  void* buffer;
+// n contiguous elements.
+struct Span {
+  const void* data;
   int64_t n;
   DType dtype;
-  Momentum momentum;
-  int group;
 };
 
-Norm global_norm(const std::vector<Slot>& slots, int threads);
+// The norm of all spans taken as one vector.
+Norm global_norm(const std::vector<Span>& spans, int threads);
 
-// The clipped SGD update of all slots, given the norm of their unscaled gradients. `inv_scale` undoes a gradient scale.
-void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, const Norm& norm, double lam,
-                double inv_scale, int threads);
+// The clipped SGD update of all tensors, given the norm of their unscaled gradients. `inv_scale` undoes a gradient
+// scale.
+void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads);
 
 // m rows of d elements, each row in `segments` pieces of given lengths: pieces[row * segments + s].
 struct Rows {

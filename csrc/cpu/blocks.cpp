@@ -24,8 +24,8 @@ void in_streams(const std::vector<Item>& items, int streams, Take take) {
 }
 
 bool alike(const ReadItem& a, const ReadItem& b) { return a.n == b.n && a.dtype == b.dtype; }
-bool alike(const SgdItem& a, const SgdItem& b) {
-  return a.n == b.n && a.dtype == b.dtype && a.mode == b.mode && a.hyper == b.hyper;
+bool alike(const SgdBlock& a, const SgdBlock& b) {
+  return a.n == b.n && a.dtype == b.dtype && a.momentum == b.momentum && a.hyper == b.hyper;
 }
 
 // Calls body(items, count) for runs of alike neighbours among the side-by-side items.
@@ -88,14 +88,10 @@ void sum_squares(const std::vector<ReadItem>& items, int streams) {
   });
 }
 
-void update(const std::vector<SgdItem>& items, int streams) {
+void update(const std::vector<SgdBlock>& items, int streams) {
   const Kernels& k = kernels();
-  in_streams(items, streams, [&](const SgdItem* const* side, int present) {
-    each_alike(side, present, [&](const SgdItem* const* same, int count) {
-      SgdStream data[kStreams];
-      for (int s = 0; s < count; ++s) data[s] = same[s]->stream;
-      k.sgd[same[0]->dtype](data, count, same[0]->n, same[0]->mode, *same[0]->hyper);
-    });
+  in_streams(items, streams, [&](const SgdBlock* const* side, int present) {
+    each_alike(side, present, [&](const SgdBlock* const* same, int count) { k.sgd[same[0]->dtype](same, count); });
   });
 }
 

@@ -5,13 +5,12 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels.h"
+#include "algorithms.h"
 
 namespace fatclip {
 
 constexpr int64_t kBlock = 2048;              // elements whose squares are summed in one go
 constexpr int64_t kGrain = int64_t(1) << 15;  // elements that make a second thread worth waking
-constexpr int64_t kSize[kDTypes] = {4, 8, 2, 2};
 
 inline int64_t blocks_of(int64_t n) { return (n + kBlock - 1) / kBlock; }
 
@@ -50,22 +49,8 @@ struct ReadItem {
 // The items are cut into `streams` runs (at most kStreams) that are walked side by side.
 void sum_squares(const std::vector<ReadItem>& items, int streams);
 
-// A block to update.
-struct SgdItem {
-  SgdStream stream;
-  int64_t n;
-  DType dtype;
-  Momentum mode;
-  const SgdHyper* hyper;
-};
-void update(const std::vector<SgdItem>& items, int streams);
+void update(const std::vector<SgdBlock>& items, int streams);
 
-// A piece of a vector whose norm is wanted.
-struct Span {
-  const void* data;
-  int64_t n;
-  DType dtype;
-};
 // The norm from the spans' sums of squares by block; reads the data again only where those have left the safe range.
 Norm span_norm(const Span* spans, size_t count, const Squares* partials, int64_t partial_count);
 

@@ -1,64 +1,65 @@
-// Picks the table of kernels at run time.
+#include "isa.h"
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
 
-#include "kernels.h"
-
 namespace fatclip {
-
-#if defined(__x86_64__)
-extern const Kernels kernels_avx512, kernels_avx2;
-#endif
-extern const Kernels kernels_portable;
-
 namespace {
 
-const Kernels* const kTables[] = {// best first
-#if defined(__x86_64__)
-                                  &kernels_avx512, &kernels_avx2,
-#endif
-                                  &kernels_portable};
-constexpr int kCount = sizeof kTables / sizeof *kTables;
-
-bool runs_here(const Kernels* table) {
-#if defined(__x86_64__)
-  if (table == &kernels_avx512)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma");
-  if (table == &kernels_avx2)  // every CPU with AVX2 and FMA has F16C
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-  return table == &kernels_portable;
+Isa best() {
+  int isa = 0;
+  while (!is_built(static_cast<Isa>(isa)) || !runs_here(static_cast<Isa>(isa))) ++isa;  // the last one always does
+  return static_cast<Isa>(isa);
 }
 
-const Kernels* choose() {
-  const char* wanted = std::getenv("FATCLIP_ISA");
-  if (!wanted || !*wanted) {
-    for (const Kernels* table : kTables)
-      if (runs_here(table)) return table;
-  }
+Isa named(const std::string& wanted) {
   std::string names;
-  for (const Kernels* table : kTables) {
-    if (wanted == std::string(table->name)) {
-      if (runs_here(table)) return table;
-      throw std::runtime_error("FATCLIP_ISA=" + std::string(wanted) + " is not supported by this CPU");
+  for (int i = 0; i < kIsas; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (!is_built(isa)) continue;
+    if (wanted == isa_name(isa)) {
+      if (runs_here(isa)) return isa;
+      throw std::runtime_error("FATCLIP_ISA=" + wanted + " is not supported by this CPU");
     }
-    names += (names.empty() ? "" : ", ") + std::string(table->name);
+    names += (names.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
   throw std::runtime_error("FATCLIP_ISA must be one of " + names + ", got '" + wanted + "'");
 }
 
 }  // namespace
 
-const Kernels& kernels() {
-  static const Kernels* const chosen = choose();
-  return *chosen;
+const char* isa_name(Isa isa) {
+  constexpr const char* kNames[kIsas] = {"avx512", "avx2", "portable"};
+  return kNames[isa];
 }
 
-const Kernels* const* all_kernels(int* count) {
-  *count = kCount;
-  return kTables;
+bool is_built(Isa isa) {
+#if defined(__x86_64__)
+  return isa < kIsas;
+#else
+  return isa == kPortable;
+#endif
+}
+
+bool runs_here(Isa isa) {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // such a CPU also has F16C
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("fma");
+  return isa == kPortable || (isa == kAvx2 && avx2) || (isa == kAvx512 && avx512);
+#else
+  return isa == kPortable;
+#endif
+}
+
+Isa isa_in_use() {
+  static const Isa chosen = [] {
+    const char* wanted = std::getenv("FATCLIP_ISA");
+    return wanted && *wanted ? named(wanted) : best();
+  }();
+  return chosen;
 }
 
 }  // namespace fatclip

@@ -1,5 +1,4 @@
-// The leaf kernels, compiled once per instruction set with FATCLIP_TABLE naming the table it defines.
-// Nothing here but the table has linkage: code built for AVX-512 must never be picked for another CPU.
+// The leaf kernels, compiled once per instruction set; see isa.h.
 #include "kernels.h"
 
 #include "leaf_columns.h"
@@ -9,11 +8,8 @@
 namespace fatclip {
 
 #define FATCLIP_FOUR(f) {f<float>, f<double>, f<BFloat16>, f<Float16>}
-#define FATCLIP_NAME_(x) #x
-#define FATCLIP_NAME(x) FATCLIP_NAME_(x)
 extern const Kernels FATCLIP_TABLE;
 const Kernels FATCLIP_TABLE = {
-    FATCLIP_NAME(FATCLIP_TABLE) + sizeof("kernels_") - 1,
     FATCLIP_FOUR(sumsq),
     FATCLIP_FOUR(sumsq_streams),
     FATCLIP_FOUR(absmax),

@@ -5,7 +5,9 @@
 #pragma once
 #include <cstdint>
 
+#include "../core/dtype.h"
 #include "../core/sgd.h"
+#include "isa.h"
 
 namespace fatclip {
 
@@ -26,15 +28,19 @@ struct Squares {
   double value = 0, rest = 0;
 };
 
-struct SgdStream {
+// Some elements to update: those of a tensor, or a block cut from it.
+struct SgdBlock {
   void* x;
   const void* g;
   void* buffer;  // null when kNone
-  Factor c;
+  int64_t n;
+  DType dtype;
+  Momentum momentum;
+  const SgdHyper* hyper;
+  Factor c;  // known once the norm is
 };
 
 struct Kernels {
-  const char* name;
   // sum of (scale * x)^2 in a fixed order: in double, but where scale is 1 and the data has 16 or 32 bits, full runs of
   // squares meet in float first, as long as those are in range (relative error at most 3 * 2^-24)
   Squares (*sumsq[kDTypes])(const void* x, int64_t n, double scale);
@@ -44,8 +50,8 @@ struct Kernels {
   double (*absmax[kDTypes])(const void* x, int64_t n);
   // x *= factor
   void (*scale[kDTypes])(void* x, int64_t n, Factor c);
-  // the clipped SGD update of n elements of every stream
-  void (*sgd[kDTypes])(const SgdStream* streams, int count, int64_t n, Momentum mode, const SgdHyper& h);
+  // the clipped SGD update of blocks that differ in addresses and factors only
+  void (*sgd[kDTypes])(const SgdBlock* const* blocks, int count);
   // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`. Of float64 rows, lost[j]
   // collects what roundings take from acc[j]; for others it may be null.
   void (*accumulate[kDTypes])(double* acc, double* lost, const void* const* rows, const RowTerm* c, int64_t count,
@@ -56,9 +62,9 @@ struct Kernels {
   void (*store[kDTypes])(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale);
 };
 
-// The table in use: the best this machine has, or the one FATCLIP_ISA names (throws std::runtime_error if it cannot).
+// The table of an instruction set of this build.
+const Kernels& kernels_of(Isa isa);
+// The table of the instruction set in use.
 const Kernels& kernels();
-// Comma-free names of the tables in this build, best first.
-const Kernels* const* all_kernels(int* count);
 
 }  // namespace fatclip

@@ -27,7 +27,7 @@ struct Column {
   }
 };
 
-// Of float64 rows, what products and additions lose is collected besides.
+// For float64 rows a second sum collects what products and additions lose.
 template <>
 struct Column<double> {
   static constexpr int kVectors = 4;

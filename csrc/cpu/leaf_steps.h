@@ -12,7 +12,7 @@ namespace {
 template <class V>
 struct Clip {
   V first, second, rest;
-  bool exact;  // second says it all: infinity times a rest of 0 must not turn into nan
+  bool exact;  // rest is 0: it is not used, because infinity times 0 is nan
 
   Clip() {}
   explicit Clip(const Factor& c, double times = 1) : first(splat((V*)nullptr, c.first)) {
@@ -47,20 +47,22 @@ void scale(void* x, int64_t n, Factor c) {
 // kDirect: x -= (lr c) g instead of lr (c g), with fewer roundings. kCount = 0 stands for a number known only at run
 // time.
 template <class S, bool kDecay, Momentum kMomentum, bool kDirect, int kCount>
-inline void sgd_streams(const SgdStream* streams, int streams_count, int64_t n, const SgdHyper& h) {
+inline void sgd_blocks(const SgdBlock* const* blocks, int block_count) {
   using V = typename Io<S>::V;
   constexpr int kWidth = sizeof(S) < 8 ? kFloats : kDoubles, kMost = kCount ? kCount : kStreams, kLines = 4;
-  const int count = kCount ? kCount : streams_count;
+  const int count = kCount ? kCount : block_count;
+  const int64_t n = blocks[0]->n;
+  const SgdHyper& h = *blocks[0]->hyper;
   const double sign = h.maximize ? -1 : 1;
   // local copies: a store to a parameter cannot change them, so they stay in registers
   S *x[kMost], *buffer[kMost];
   const S* g[kMost];
   Clip<V> clip[kMost];
   for (int s = 0; s < count; ++s) {
-    x[s] = static_cast<S*>(streams[s].x);
-    g[s] = static_cast<const S*>(streams[s].g);
-    buffer[s] = static_cast<S*>(streams[s].buffer);
-    clip[s] = Clip<V>(streams[s].c, kDirect ? -h.lr * sign : sign);
+    x[s] = static_cast<S*>(blocks[s]->x);
+    g[s] = static_cast<const S*>(blocks[s]->g);
+    buffer[s] = static_cast<S*>(blocks[s]->buffer);
+    clip[s] = Clip<V>(blocks[s]->c, kDirect ? -h.lr * sign : sign);
   }
   auto value = [](double t) { return splat((V*)nullptr, t); };
   const SgdArgs<V> args = {value(-h.lr), value(h.momentum), value(1 - h.dampening), value(h.weight_decay), h.nesterov};
@@ -94,35 +96,35 @@ inline void sgd_streams(const SgdStream* streams, int streams_count, int64_t n, 
 }
 
 template <class S, bool kDecay, Momentum kMomentum, bool kDirect = false>
-void sgd_counted(const SgdStream* streams, int count, int64_t n, const SgdHyper& h) {
-  count == 1 ? sgd_streams<S, kDecay, kMomentum, kDirect, 1>(streams, count, n, h)
-             : sgd_streams<S, kDecay, kMomentum, kDirect, 0>(streams, count, n, h);
+void sgd_counted(const SgdBlock* const* blocks, int count) {
+  count == 1 ? sgd_blocks<S, kDecay, kMomentum, kDirect, 1>(blocks, count)
+             : sgd_blocks<S, kDecay, kMomentum, kDirect, 0>(blocks, count);
 }
 
 // Without momentum and decay a step is direct, but where its factor is next to nothing, or a power of two as in a step
 // that is not clipped: that has the bits of torch's.
 template <class S>
-void sgd_plain(const SgdStream* streams, int count, int64_t n, const SgdHyper& h) {
+void sgd_plain(const SgdBlock* const* blocks, int count) {
   int direct = 0;
   auto is_direct = [&](int s) {
-    const Factor& c = streams[s].c;
-    const double rate = c.second * h.lr;
+    const Factor& c = blocks[s]->c;
+    const double rate = c.second * blocks[s]->hyper->lr;
     const bool exact =
         c.rest == 0 && static_cast<std::conditional_t<sizeof(S) == 8, double, float>>(c.second) == c.second;
     return !exact && c.first == 1 && (rate > 0x1p-60 || rate < -0x1p-60);
   };
   for (int s = 0; s < count; ++s) direct += is_direct(s);
-  if (direct == count) return sgd_counted<S, false, kNone, true>(streams, count, n, h);
-  if (direct == 0) return sgd_counted<S, false, kNone>(streams, count, n, h);
+  if (direct == count) return sgd_counted<S, false, kNone, true>(blocks, count);
+  if (direct == 0) return sgd_counted<S, false, kNone>(blocks, count);
   for (int s = 0; s < count; ++s)
-    (is_direct(s) ? sgd_counted<S, false, kNone, true> : sgd_counted<S, false, kNone>)(streams + s, 1, n, h);
+    (is_direct(s) ? sgd_counted<S, false, kNone, true> : sgd_counted<S, false, kNone>)(blocks + s, 1);
 }
 
 template <class S>
-void sgd(const SgdStream* streams, int count, int64_t n, Momentum mode, const SgdHyper& h) {
-  auto run = [&](auto kernel) { kernel(streams, count, n, h); };
-  const bool decay = h.weight_decay != 0;
-  switch (mode) {
+void sgd(const SgdBlock* const* blocks, int count) {
+  auto run = [&](auto kernel) { kernel(blocks, count); };
+  const bool decay = blocks[0]->hyper->weight_decay != 0;
+  switch (blocks[0]->momentum) {
     case kNone: return decay ? run(sgd_counted<S, true, kNone>) : run(sgd_plain<S>);
     case kFresh: return decay ? run(sgd_counted<S, true, kFresh>) : run(sgd_counted<S, false, kFresh>);
     case kRunning: return decay ? run(sgd_counted<S, true, kRunning>) : run(sgd_counted<S, false, kRunning>);

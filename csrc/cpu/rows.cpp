@@ -63,8 +63,8 @@ void each_row(const Rows& rows, int threads, double* norms, Apply apply, Done do
 }
 
 // What a thread is about to update. A function, so that every thread that calls it constructs its own.
-std::vector<SgdItem>& own_updates() {
-  thread_local std::vector<SgdItem> items;
+std::vector<SgdBlock>& own_updates() {
+  thread_local std::vector<SgdBlock> items;
   return items;
 }
 
@@ -100,11 +100,8 @@ void batched_sgd(const Rows& x, const Rows& g, double lr, double lam, double* no
         if (!norm.finite()) return;
         const Factor f = row_factor(norm, lam, g.dtype);
         for (int64_t b = c.begin; b < c.end; ++b)
-          own_updates().push_back({{const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, f},
-                                   columns[b].n,
-                                   g.dtype,
-                                   kNone,
-                                   &hyper});
+          own_updates().push_back({const_cast<void*>(at(x, i, columns[b])), at(g, i, columns[b]), nullptr, columns[b].n,
+                                   g.dtype, kNone, &hyper, f});
       },
       [&] {
         update(own_updates(), updates_for(2 * g.m * g.d * kSize[g.dtype]));

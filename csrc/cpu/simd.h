@@ -8,6 +8,8 @@
 #include <immintrin.h>
 #endif
 
+#include "../core/dtype.h"
+
 namespace fatclip {
 namespace {
 
@@ -26,13 +28,6 @@ typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
 typedef float FloatsD __attribute__((vector_size(kBytes / 2)));
 typedef uint32_t WordsD __attribute__((vector_size(kBytes / 2)));
 typedef uint16_t HalvesD __attribute__((vector_size(kBytes / 4)));
-
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
 
 template <class To, class From>
 inline To bit_cast(const From& from) {

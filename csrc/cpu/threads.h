@@ -1,7 +1,7 @@
 // Threads for the algorithms.
 //
 // OpenMP, where the build has it: PyTorch's workers come from the same runtime (one libgomp per process) and are awake
-// after a backward pass, so a step finds them ready; a pool of our own would fight them for the cores. In a forked
+// after a backward pass, so a step finds them ready; a separate pool would compete with them for the cores. In a forked
 // child, where that runtime would hang, and in builds without OpenMP (ThreadSanitizer cannot see into it), threads are
 // started for each call.
 #pragma once

@@ -6,68 +6,62 @@
 namespace fatclip {
 namespace {
 
-// Calls body(slot, first element, count, block index) for blocks [begin, end) of all slots.
-template <class Body>
-void each_block(const std::vector<Slot>& slots, Range range, Body body) {
+// Calls body(whole, first element, count, block index) for blocks [begin, end) of all spans or tensors.
+template <class Whole, class Body>
+void each_block(const std::vector<Whole>& all, Range range, Body body) {
   int64_t base = 0;
-  for (size_t s = 0; s < slots.size() && base < range.end; ++s) {
-    const int64_t blocks = blocks_of(slots[s].n), end = std::min(range.end - base, blocks);
+  for (size_t i = 0; i < all.size() && base < range.end; ++i) {
+    const int64_t blocks = blocks_of(all[i].n), end = std::min(range.end - base, blocks);
     for (int64_t b = std::max(range.begin - base, int64_t(0)); b < end; ++b)
-      body(slots[s], b * kBlock, std::min(kBlock, slots[s].n - b * kBlock), base + b);
+      body(all[i], b * kBlock, std::min(kBlock, all[i].n - b * kBlock), base + b);
     base += blocks;
   }
 }
 
 struct Extent {
-  int64_t elements = 0, blocks = 0, bytes = 0;  // bytes of one of the tensors per slot
-  explicit Extent(const std::vector<Slot>& slots) {
-    for (const Slot& slot : slots) {
-      elements += slot.n;
-      blocks += blocks_of(slot.n);
-      bytes += slot.n * kSize[slot.dtype];
+  int64_t elements = 0, blocks = 0, bytes = 0;  // bytes: of one of a tensor's arrays
+
+  template <class Whole>
+  explicit Extent(const std::vector<Whole>& all) {
+    for (const Whole& whole : all) {
+      elements += whole.n;
+      blocks += blocks_of(whole.n);
+      bytes += whole.n * kSize[whole.dtype];
     }
   }
 };
 
 }  // namespace
 
-Norm global_norm(const std::vector<Slot>& slots, int threads) {
-  const Extent all(slots);
+Norm global_norm(const std::vector<Span>& spans, int threads) {
+  const Extent all(spans);
   thread_local std::vector<Squares> kept;
   std::vector<Squares>& partials = kept;  // a name that other threads see
   partials.resize(all.blocks);
   parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
     thread_local std::vector<ReadItem> items;
     items.clear();
-    each_block(slots, share(all.blocks, part, parts), [&](const Slot& slot, int64_t first, int64_t n, int64_t block) {
-      items.push_back({advance(slot.grad, first, slot.dtype), n, slot.dtype, &partials[block]});
+    each_block(spans, share(all.blocks, part, parts), [&](const Span& span, int64_t first, int64_t n, int64_t block) {
+      items.push_back({advance(span.data, first, span.dtype), n, span.dtype, &partials[block]});
     });
     sum_squares(items, reads_for(all.bytes));
   });
-  thread_local std::vector<Span> spans;
-  spans.clear();
-  for (const Slot& slot : slots) spans.push_back({slot.grad, slot.n, slot.dtype});
   return span_norm(spans.data(), spans.size(), partials.data(), all.blocks);
 }
 
-void sgd_update(const std::vector<Slot>& slots, const std::vector<SgdHyper>& groups, const Norm& norm, double lam,
-                double inv_scale, int threads) {
+void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads) {
   const Factor narrow = factor<float>(norm, lam, inv_scale);
   const Factor wide = factor<double>(norm, lam, inv_scale);
-  const Extent all(slots);
+  const Extent all(tensors);
   parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
-    thread_local std::vector<SgdItem> items;
-    items.clear();
-    each_block(slots, share(all.blocks, part, parts), [&](const Slot& slot, int64_t first, int64_t n, int64_t) {
-      const Factor& c = slot.dtype == kFloat64 ? wide : narrow;
-      void* buffer = slot.buffer ? advance(slot.buffer, first, slot.dtype) : nullptr;
-      items.push_back({{advance(slot.param, first, slot.dtype), advance(slot.grad, first, slot.dtype), buffer, c},
-                       n,
-                       slot.dtype,
-                       slot.momentum,
-                       &groups[slot.group]});
+    thread_local std::vector<SgdBlock> blocks;
+    blocks.clear();
+    each_block(tensors, share(all.blocks, part, parts), [&](const SgdBlock& t, int64_t first, int64_t n, int64_t) {
+      void* buffer = t.buffer ? advance(t.buffer, first, t.dtype) : nullptr;
+      blocks.push_back({advance(t.x, first, t.dtype), advance(t.g, first, t.dtype), buffer, n, t.dtype, t.momentum,
+                        t.hyper, t.dtype == kFloat64 ? wide : narrow});
     });
-    update(items, updates_for(2 * all.bytes));
+    update(blocks, updates_for(2 * all.bytes));
   });
 }
 

@@ -37,7 +37,7 @@ struct RowWeight {
 // The weight of a row, times 2^-exponent.
 template <class A>
 __device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
-  if (!norm.finite() || weight == 0) return {0, 0, 0};
+  if (!norm.finite() || weight == 0) return {0, 0, 0};  // @row_weight
   Scaled c = scaled_coefficient(norm, lam);
   c.exponent -= exponent;
   const Factor f = split<A>(c, weight);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 2) weigh_kernel(const __grid_constan
     a.coefs[i] = bad ? 0 : coefficient(norm, lam);
     a.rejected[i] = bad;
     rejected += bad;
-    if (bad) continue;
+    if (bad) continue;  // @rejected
     clipped += clips(norm, lam);
     mass += weight;
     heaviest = fmax(heaviest, weight);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 2) weigh_kernel(const __grid_constan
     int rows = 0;
     frexp(heaviest, &exponent);  // heaviest <= 2^exponent and m <= 2^rows: all weights together become at most 1 / 2
     frexp(static_cast<double>(a.m), &rows);
-    exponent += rows + 1;
+    exponent += rows + 1;  // @headroom
   }
   for (int64_t i = threadIdx.x; i < a.m; i += kThreads) {
     const Norm norm = {a.states[i].mantissa, a.states[i].exponent};
@@ -179,13 +179,14 @@ __global__ void __launch_bounds__(kColumnThreads, 4)
   const int64_t at = static_cast<int64_t>(blockIdx.x - table.first[e]) * kColumns<S> + threadIdx.x * kWidth<S>;
   const int64_t left = table.n[e] - at, column = table.column[e] + at;
   if (left <= 0) return;
-  const int count = static_cast<int>(left < kWidth<S> ? left : kWidth<S>);
+  const int count = static_cast<int>(left < kWidth<S> ? left : kWidth<S>);  // @columns
   auto row = [&](int64_t i) {
+    // @row_start
     const void* start = table.base ? table.base + i * table.stride * static_cast<int64_t>(sizeof(S)) : table.list[i];
     return static_cast<const S*>(start) + column;
   };
   Sum<S> sum[kWidth<S>];
-  if (!is_first) {
+  if (!is_first) {  // @running_sum
 #pragma unroll
     for (int j = 0; j < kWidth<S>; ++j)
       if (j < count) sum[j].set(acc[column + j]);
@@ -259,7 +260,7 @@ int run(const Aggregate& a, void* stream) {
     table.first[e] = static_cast<uint32_t>(grid);
     grid += blocks;
   }
-  return flush();  // the last, partly filled table
+  return flush();  // the last, partly filled table @last_launch
 }
 
 }  // namespace

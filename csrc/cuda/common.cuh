@@ -1,4 +1,7 @@
 // What the kernels share: storage types, 16-byte accesses, tables of tensors, sums over a block of threads.
+//
+// A comment with @name, here and in the .cu files, marks a line that tests replace by a bug: its own line, or the next
+// one where the comment is alone (tests/host_cuda/test_driver.py).
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -16,12 +19,6 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int64_t kMostBlocks = int64_t(1) << 30;  // of one launch
 
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
 // The arithmetic type of a storage type.
 template <class S>
 struct ArithmeticOf {
@@ -65,11 +62,11 @@ __device__ __forceinline__ double read(const Scalar& s) { return s.device ? *s.d
 // one by one.
 template <class S>
 __device__ __forceinline__ int lead_of(const S* p) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16 / sizeof(S));
+  return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16 / sizeof(S));  // @lead
 }
 
-// By intrinsics, because nvcc may take a plain access of 16 bytes apart. Nothing here is read twice, so L1 is passed
-// by.
+// By intrinsics, because nvcc may take a plain access of 16 bytes apart. Nothing here is read twice, so L1 is
+// bypassed.
 template <class S>
 __device__ __forceinline__ void load_vector(S (&v)[kWidth<S>], const S* p) {
   const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(p));
@@ -84,14 +81,14 @@ __device__ __forceinline__ void store_vector(S* p, const S (&v)[kWidth<S>]) {
 // The elements from `at` on that lie in [0, n); zeros elsewhere.
 template <class S>
 __device__ __forceinline__ void load_edge(S (&v)[kWidth<S>], const S* p, int at, int n, bool aligned) {
-  if (aligned && at >= 0 && at + kWidth<S> <= n) return load_vector(v, p + at);
-  for (int j = 0; j < kWidth<S>; ++j) v[j] = at + j >= 0 && at + j < n ? p[at + j] : S{};
+  if (aligned && at >= 0 && at + kWidth<S> <= n) return load_vector(v, p + at);            // @load_whole
+  for (int j = 0; j < kWidth<S>; ++j) v[j] = at + j >= 0 && at + j < n ? p[at + j] : S{};  // @load_edge
 }
 template <class S>
 __device__ __forceinline__ void store_edge(S* p, const S (&v)[kWidth<S>], int at, int n, bool aligned) {
   if (aligned && at >= 0 && at + kWidth<S> <= n) return store_vector(p + at, v);
   for (int j = 0; j < kWidth<S>; ++j)
-    if (at + j >= 0 && at + j < n) p[at + j] = v[j];
+    if (at + j >= 0 && at + j < n) p[at + j] = v[j];  // @store_edge
 }
 
 // Calls body(at, whole) for tiles of kIlp vectors per thread; `at` is where this thread's first vector starts, the next
@@ -121,7 +118,7 @@ __device__ __forceinline__ int find(const uint32_t* first, int count, uint32_t b
   int low = 0, high = count;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
-    (first[middle] <= block ? low : high) = middle;
+    (first[middle] <= block ? low : high) = middle;  // @find
   }
   return low;
 }
@@ -131,10 +128,10 @@ __device__ __forceinline__ int find(const uint32_t* first, int count, uint32_t b
 template <class Join>
 __device__ __forceinline__ double block_reduce(double x, double neutral, Join join) {
   __shared__ double warps[kWarps];
-  for (int offset = 16; offset; offset /= 2) x = join(x, __shfl_xor_sync(kAllLanes, x, offset));
-  __syncthreads();  // the last call's results have been read
+  for (int offset = 16; offset; offset /= 2) x = join(x, __shfl_xor_sync(kAllLanes, x, offset));  // @lanes
+  __syncthreads();  // the last call's results have been read @sums_free
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-  __syncthreads();
+  __syncthreads();  // @sums_ready
   double total = neutral;
   for (int w = 0; w < kWarps; ++w) total = join(total, warps[w]);
   return total;

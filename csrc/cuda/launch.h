@@ -1,17 +1,17 @@
 // The operations on CUDA memory: raw pointers, 64-bit sizes, a stream. No PyTorch, no Python.
 //
-// Every launcher returns a CUDA error code (0: fine) and only enqueues work: nothing here waits for the device, so a
+// Every launcher returns a CUDA error code (0: fine) and only enqueues work: nothing here synchronizes, so a
 // sequence of calls can be captured in a CUDA graph. Norms, factors, the decision to skip a step and the rejected rows
 // stay in device memory. Pointers are device pointers unless they are called host.
 #pragma once
 #include <cstdint>
 
+#include "../core/dtype.h"
 #include "../core/sgd.h"
 
 namespace fatclip {
 namespace cuda {
 
-constexpr int64_t kSize[kDTypes] = {4, 8, 2, 2};
 // Elements that one block of threads takes. It is fixed, so that sums run in one order on every GPU.
 constexpr int64_t kChunk = 8192;
 
@@ -27,8 +27,8 @@ struct alignas(16) Partial {
   double exponent;
 };
 
-// What becomes of one row, or of one step: its norm (mantissa * 2^exponent), whether it is scaled or moved at all, and
-// the factor first * second (see Factor).
+// The decision about one row, or one step: its norm (mantissa * 2^exponent), whether it is applied, and the factor
+// first * second (see Factor).
 struct alignas(16) RowState {
   double first, second, mantissa;
   int32_t exponent, apply;
@@ -54,11 +54,11 @@ struct Decide {
   int64_t count;
   const double* known;  // value, mantissa, exponent of the norm instead of partials, or null
   Scalar lam, scale;    // scale: by what the gradients were multiplied
-  Scalar found_inf;     // above 0: leave the step out
+  Scalar found_inf;     // above 0: skip the step
   bool skip_nonfinite;
   double* report;   // the norm of the unscaled gradient, or null
   double* parts;    // value, mantissa, exponent of it, or null
-  double* skips;    // counts steps left out, or null
+  double* skips;    // counts skipped steps, or null
   double* taken;    // 1 or 0, or null
   RowState* state;  // two: the factor for float and for double arithmetic; or null
 };
@@ -73,7 +73,7 @@ enum Use : int { kClip, kMove, kWeigh };  // which rows have `apply` set: those 
 int finish_rows(const Partial* partials, int64_t m, int64_t per_row, Scalar lam, Use use, DType dtype, double* norms,
                 RowState* states, void* stream);
 
-// x and g: `rows` runs of n elements; row i takes state[i]. buffer: null, or laid out as x.
+// x and g: `rows` runs of n elements; row i takes state[i]. buffer: null, or in the layout of x.
 struct Update {
   void* x;
   const void* g;
@@ -84,15 +84,29 @@ struct Update {
 int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, const SgdHyper& hyper, Scalar lr,
         const RowState* state, void* stream);
 
-// Rows whose state says so, times their factor, in place.
+// Scales the rows with `apply` set by their factors, in place.
 int scale_rows(void* x, int64_t m, int64_t stride, int64_t n, DType dtype, const RowState* states, void* stream);
 
-// What an aggregate needs to know of all rows together, and what it tells the caller.
+// What an aggregate needs to know of all rows together, and what it returns to the caller.
 struct alignas(16) Summary {
   double mass, scale, divisor;  // scale: 0 where nothing is applied
   double clipped, rejected, applied;
   double exponent;  // the weights are multiplied by 2^-exponent
   double unused;
+};
+// The memory of an aggregate's results: a Summary, then norms, coefficients and rejections (1 or 0) of m rows.
+struct AggregateInfo {
+  double* data;  // aligned to 16 bytes
+  int64_t m;
+
+  static constexpr int64_t kSummary = sizeof(Summary) / sizeof(double);
+  static int64_t doubles(int64_t m) { return kSummary + 3 * m; }
+  static int64_t rows(int64_t doubles) { return (doubles - kSummary) / 3; }
+
+  Summary* summary() const { return reinterpret_cast<Summary*>(data); }
+  double* norms() const { return data + kSummary; }
+  double* coefs() const { return norms() + m; }
+  double* rejected() const { return norms() + 2 * m; }
 };
 struct Weigh {
   const RowState* states;

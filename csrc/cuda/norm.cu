@@ -74,6 +74,7 @@ __device__ __forceinline__ double squares(const S (&v)[kHeld<S>]) {
       lost[lane] += add_exactly(sum[lane], sum[lane + half]);
       lost[lane] += lost[lane + half];
     }
+  // @range
   if (sum[0] >= kLeast && sum[0] <= kMost) return static_cast<double>(sum[0]) + static_cast<double>(lost[0]);
   return squares_in_double<S>(v);
 }
@@ -116,7 +117,7 @@ __device__ Partial scaled_squares(const double* p, int n) {
     }
   });
   peak = block_max(peak, 0);
-  if (peak == 0) return {0, kNoExponent};
+  if (peak == 0) return {0, kNoExponent};  // @zeros
   if (!std::isfinite(peak)) return {peak, 0};
   int exponent = 0;
   frexp(peak, &exponent);
@@ -136,15 +137,17 @@ __global__ void __launch_bounds__(kThreads, 2)
     sum_squares_kernel(const __grid_constant__ NormTable table, Partial* partials) {
   const int e = find(table.first, table.count, blockIdx.x);
   const uint32_t local = blockIdx.x - table.first[e], row = local / table.per_row[e];
+  // @chunk_start
   const int64_t from = static_cast<int64_t>(local % table.per_row[e]) * kChunk, left = table.n[e] - from;
+  // @row_start
   const S* p = static_cast<const S*>(table.data[e]) + static_cast<int64_t>(row) * table.stride[e] + from;
-  const int n = static_cast<int>(left < kChunk ? left : kChunk);
+  const int n = static_cast<int>(left < kChunk ? left : kChunk);  // @chunk_length
   double sum = 0;
   each_held(p, n, [&](const S(&v)[kHeld<S>]) { sum += squares<S>(v); });
   sum = block_sum(sum);
   Partial result = {sum, sum == 0 ? kNoExponent : 0};
   if constexpr (sizeof(S) == 8) {
-    if (!(sum >= kTiny && sum <= kHuge)) result = scaled_squares(p, n);
+    if (!(sum >= kTiny && sum <= kHuge)) result = scaled_squares(p, n);  // @rescale
   }
   if (threadIdx.x == 0) partials[table.partial[e] + local] = result;
 }
@@ -155,7 +158,7 @@ __device__ Norm join(const Partial* partials, int64_t count) {
   for (int64_t i = threadIdx.x; i < count; i += kThreads) top = fmax(top, partials[i].exponent);
   top = block_max(top, kNoExponent);
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {  // @partials
     const Partial p = partials[i];
     sum += p.exponent == top ? p.sum : ldexp(p.sum, static_cast<int>(2 * (p.exponent - top)));
   }
@@ -226,7 +229,7 @@ int sum_squares(const Block* blocks, int64_t count, Partial* partials, void* str
       const int64_t per_row = b.chunks_per_row();
       // a matrix of very many rows is cut into several entries
       for (int64_t row = 0, rows; b.dtype == dtype && per_row && row < b.rows; row += rows) {
-        if (table.count == kTable || kMostBlocks - grid < per_row) {
+        if (table.count == kTable || kMostBlocks - grid < per_row) {  // @table_end
           if (const int error = flush()) return error;
         }
         rows = (kMostBlocks - grid) / per_row < b.rows - row ? (kMostBlocks - grid) / per_row : b.rows - row;
@@ -241,7 +244,7 @@ int sum_squares(const Block* blocks, int64_t count, Partial* partials, void* str
       }
       partial += b.chunks();
     }
-    if (const int error = flush()) return error;  // the last, partly filled table
+    if (const int error = flush()) return error;  // the last, partly filled table @last_launch
   }
   return 0;
 }

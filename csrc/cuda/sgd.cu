@@ -31,14 +31,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int e = find(table.first, table.count, blockIdx.x);
   const uint32_t local = blockIdx.x - table.first[e], row = local / table.per_row[e];
   const RowState state = states[table.row[e] + row];
-  if (!state.apply) return;
+  if (!state.apply) return;  // @skip
+  // @chunk_start
   const int64_t from = static_cast<int64_t>(local % table.per_row[e]) * kChunk, left = table.n[e] - from;
   const int64_t x_from = static_cast<int64_t>(row) * table.x_stride[e] + from;
   S* x = static_cast<S*>(table.x[e]) + x_from;
   const S* g = static_cast<const S*>(table.g[e]) + static_cast<int64_t>(row) * table.g_stride[e] + from;
   S* b = kMomentum == kNone ? x : static_cast<S*>(table.buffer[e]) + x_from;
   const int n = static_cast<int>(left < kChunk ? left : kChunk);
-  const bool aligned = lead_of(g) == lead_of(x) && lead_of(b) == lead_of(x);
+  const bool aligned = lead_of(g) == lead_of(x) && lead_of(b) == lead_of(x);  // @aligned
   const A first = static_cast<A>(state.first), second = static_cast<A>(hyper.maximize ? -state.second : state.second);
   const SgdArgs<A> args = {static_cast<A>(-read(lr)), static_cast<A>(hyper.momentum),
                            static_cast<A>(1 - hyper.dampening), static_cast<A>(hyper.weight_decay), hyper.nesterov};
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (kMomentum != kNone) store_vector(b + i, bs[k]);
       } else {
         store_edge(x, xs[k], i, n, aligned);
-        if (kMomentum != kNone) store_edge(b, bs[k], i, n, aligned);
+        if (kMomentum != kNone) store_edge(b, bs[k], i, n, aligned);  // @store_momentum
       }
     }
   });
@@ -164,7 +165,7 @@ int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, cons
       grid += rows * per_row;
     }
   }
-  return flush();  // the last, partly filled table
+  return flush();  // the last, partly filled table @last_launch
 }
 
 int scale_rows(void* x, int64_t m, int64_t stride, int64_t n, DType dtype, const RowState* states, void* stream) {

@@ -28,7 +28,7 @@ def select_update(like: Tensor) -> Backend:
     """
     if _is_followed():
         return reference
-    if cpu.MODULE is not None and like.is_cpu:
+    if cpu.MODULE is not None and (cuda.RUNTIME is None or like.is_cpu):
         return cpu
     return cuda if cuda.owns(like) else reference
 
@@ -54,7 +54,7 @@ def select(*tensors: Tensor, in_place: bool = False) -> Backend | None:
 
 def _is_followed() -> bool:
     """Whether something follows the operations: tracing, a torch.func transform, a dispatch mode or forward mode."""
-    return bool(_compiling() or _transforms() is not None or _dispatch_modes() or _forward_ad._current_level >= 0)
+    return _compiling() or _transforms() is not None or _dispatch_modes() > 0 or _forward_ad._current_level >= 0
 
 
 def read_number(value: Any, check: Callable[[Any], float]) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import layout
-from .types import AggregateResult, Pieces, Rows, StepInputs
+from .layout import bump
+from .types import AggregateResult, Rows, StepInputs
 
 _PACKAGE = __package__.rpartition(".")[0]
 _CHOICES = ("native", "python")
@@ -41,6 +42,7 @@ def _load() -> tuple[Any, str]:
             "Reinstall it, or set FATCLIP_BACKEND=python to run without it."
         ) from error
     module.register_types(Tensor, Parameter)
+    module.register_result(AggregateResult)
     return module, "FATCLIP_BACKEND=native" if forced else "the native extension is installed"
 
 
@@ -78,7 +80,7 @@ def step(inputs: StepInputs) -> bool | None:
     if applied is None:
         applied = layout.step_on_copies(inputs, _step)
     if applied:
-        layout.bump(inputs.params)
+        bump(inputs.params)
     return applied
 
 
@@ -111,11 +113,11 @@ def aggregate(
     subtract: bool,
     scale: float,
 ) -> AggregateResult | None:
-    tensors, pieces = rows if type(rows) is Pieces else (rows, 0)
-    result = MODULE.aggregate(tensors, pieces, lam, weights, mean, strict, targets, subtract, scale, _threads())
+    result: AggregateResult | None = MODULE.aggregate(
+        rows, lam, weights, mean, strict, targets, subtract, scale, _threads()
+    )
     if result is None:
         return layout.aggregate_on_copies(aggregate, rows, targets, lam, weights, mean, strict, subtract, scale)
-    result = AggregateResult(*result)
     if result.applied:
-        layout.bump(targets)
+        bump(targets)
     return result

@@ -11,12 +11,8 @@ from torch.nn import Parameter
 from .types import Pieces, Rows, StepInputs, map_rows
 
 T = TypeVar("T")
-_increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
-
-
-def bump(tensors: list[Tensor]) -> None:
-    """Reports to autograd that these were written to."""
-    _increment_version(tensors)
+# bump(tensors) reports to autograd that these were written to.
+bump: Callable[[list[Tensor]], None] = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
 def as_real(t: Tensor) -> Tensor:

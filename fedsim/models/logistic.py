@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from . import native
 from .base import Model
-from .native import logistic_gradients
 
 
 class Logistic(Model):
@@ -24,7 +24,9 @@ class Logistic(Model):
     def gradients_of(
         self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
     ) -> None:
-        if not logistic_gradients(rows, data, index, weights, out, self.classes):
+        kernels = native.KERNELS
+        sample = index.contiguous(), weights.contiguous()
+        if kernels is None or not kernels.logistic_gradients(rows, *data, *sample, out, self.classes):
             super().gradients_of(rows, data, index, weights, out)
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:

@@ -5,15 +5,15 @@ products over all clients' samples; only the weights' gradients are per client, 
 every step is a batched product. A layer's step is [input, state, 1] @ [W_ih, W_hh, b_ih + b_hh].
 
 tanh(a) is written 2 s(2a) - 1 with the logistic function s, which is several times as fast: the rows of the gate g are
-doubled in the forward weights. Constant factors of the gates' derivatives are left out of the loop over time, too,
-and put into the backward weights and the result instead (`FACTORS`).
+doubled in the forward weights. Constant factors of the gates' derivatives are also kept out of the loop over time:
+they are in the backward weights and in the result (`FACTORS`).
 """
 
 import torch
 from torch import Tensor
 
+from . import native
 from .logistic import residuals
-from .native import lstm_cell
 
 FACTORS = (2.0, 1.0, 4.0, 1.0)  # of the derivatives in the gates i, f, g, o
 
@@ -121,7 +121,7 @@ class Layer:
         self._grads = torch.empty_like(self.gates[0])
         self._grad_split = self._grads.split(hidden, -1)
         self._grad_cell, *self._scratch = (torch.empty_like(self.tanh[0]) for _ in range(4))
-        self._native = lstm_cell() if dtype == torch.float32 and device.type == "cpu" else None
+        self._kernels = native.KERNELS if dtype == torch.float32 and device.type == "cpu" else None
         self._factors = torch.tensor(FACTORS, dtype=dtype, device=device).repeat_interleave(hidden)[:, None]
 
     def load(self, params: list[Tensor]) -> None:
@@ -148,11 +148,8 @@ class Layer:
         """One step; its state goes into the next step's input and into the first columns of `above`."""
         gates = _product(self.inputs[t], self._forward_weight, self.gates[t])
         state = self.state(t + 1)
-        if self._native is not None:
-            before, cell, tanh = self.cells[t], self.cells[t + 1], self.tanh[t]
-            to = (0, 0) if above is None else (above.data_ptr(), above.stride(1))
-            pointers = (gates.data_ptr(), before.data_ptr(), cell.data_ptr(), tanh.data_ptr(), state.data_ptr(), to[0])
-            self._native[0](*pointers, state.stride(1), to[1], before.numel() // self.hidden, self.hidden)
+        if self._kernels is not None:
+            self._kernels.lstm_forward(gates, self.cells[t], self.cells[t + 1], self.tanh[t], state, above)
             return
         gates.sigmoid_()
         i, f, g, o = self._split[t]
@@ -164,27 +161,19 @@ class Layer:
 
     def backward(self, t: int, flow: Tensor, more: Tensor | None = None) -> None:
         """From the derivative in the state after step t, flow + more, to that in [input, state] of step t: `back`."""
-        if self._native is not None:
-            self._backward_native(t, flow, more)
+        if self._kernels is not None:
+            saved = self.gates[t], self.tanh[t], self.cells[t]
+            self._kernels.lstm_backward(*saved, flow, more, self._grad_cell, self._grads, self.grad_gates[:, t])
         else:
             self._backward_plain(t, flow if more is None else flow + more)
         _product(self._grads, self._backward_weight, self.back)
-
-    def _backward_native(self, t: int, flow: Tensor, more: Tensor | None) -> None:
-        assert self._native is not None
-        kept = self.grad_gates[:, t]
-        to = (0, 0) if more is None else (more.data_ptr(), more.stride(1))
-        ins = (self.gates[t].data_ptr(), self.tanh[t].data_ptr(), self.cells[t].data_ptr(), flow.data_ptr(), to[0])
-        outs = (self._grad_cell.data_ptr(), self._grads.data_ptr(), kept.data_ptr())
-        sizes = (flow.stride(1), to[1], kept.shape[1], kept.stride(0), flow.shape[0] * flow.shape[1], self.hidden)
-        self._native[1](*ins, *outs, *sizes)
 
     def _backward_plain(self, t: int, flow: Tensor) -> None:
         i, f, g, o = self._split[t]
         di, df, dg, do = self._grad_split
         a, b, c = self._scratch
         tanh, grad_cell = self.tanh[t], self._grad_cell
-        torch.mul(flow, o, out=a)  # cell: flow * o * (1 - tanh^2), besides what comes from later
+        torch.mul(flow, o, out=a)  # cell: flow * o * (1 - tanh^2), in addition to later steps
         grad_cell.add_(a).addcmul_(a.mul_(tanh), tanh, value=-1)
         torch.addcmul(a, a, o, value=-1, out=do)  # o: flow * tanh * o * (1 - o)
         torch.mul(grad_cell, i, out=a)

@@ -113,16 +113,16 @@ void check_tables(DType t) {
   std::vector<double> borderline;
   each_borderline(t, [&](float f) { borderline.push_back(f); });
   const int64_t n = borderline.size();
-  for (const Kernels* k : usable_tables()) {
+  for (const Table& k : usable_tables()) {
     Exact all(t, 65536), back(t, n);
     for (uint32_t h = 0; h < 65536; ++h) std::memcpy(static_cast<char*>(all.data()) + 2 * h, &h, 2);
     const Exact before(all);
-    k->scale[t](all.data(), all.n, {1, 1});
-    check(all.same(before), {"16 bits there and back", k->name, t});
-    k->store[t](back.data(), borderline.data(), nullptr, n, 1, 1);
+    k.kernels->scale[t](all.data(), all.n, {1, 1});
+    check(all.same(before), {"16 bits there and back", k.name, t});
+    k.kernels->store[t](back.data(), borderline.data(), nullptr, n, 1, 1);
     long wrong = 0;
     for (int64_t i = 0; i < n; ++i) wrong += back[i] != nearest(t, borderline[i]);
-    check(wrong == 0, {"borderline floats to 16 bits", k->name, t, wrong});
+    check(wrong == 0, {"borderline floats to 16 bits", k.name, t, wrong});
   }
 }
 

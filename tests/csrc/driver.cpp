@@ -1,8 +1,8 @@
 // Runs every kernel and algorithm against slow oracles: driver [part ...], all parts without arguments.
-// The last line says how many checks passed and failed; the exit code is 0 only if none failed.
+// The last line counts the checks that passed and failed; the exit code is 0 only if none failed.
 //
-// PLANT_OVERRUN, PLANT_OVERFLOW, PLANT_RACE and PLANT_WRONG each add a bug of this file's own, to show that the build
-// would have caught one.
+// PLANT_OVERRUN, PLANT_OVERFLOW, PLANT_RACE and PLANT_WRONG each add a bug to this file, to show that the build
+// would catch one.
 #include "driver.h"
 
 #include <atomic>
@@ -60,27 +60,13 @@ Aggregated aggregated(const fatclip::Rows& rows, double lam, const double* weigh
   return out;
 }
 
-namespace {
-
-bool runs_here(const std::string& name) {
-#if defined(__x86_64__)
-  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (name == "avx512")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-#endif
-  return name == "portable";
-}
-
-}  // namespace
-
-const std::vector<const Kernels*>& usable_tables() {
-  static const std::vector<const Kernels*> usable = [] {
-    int count = 0;
-    const Kernels* const* tables = fatclip::all_kernels(&count);
-    std::vector<const Kernels*> v;
-    for (int i = 0; i < count; ++i)
-      if (runs_here(tables[i]->name)) v.push_back(tables[i]);
+const std::vector<Table>& usable_tables() {
+  static const std::vector<Table> usable = [] {
+    std::vector<Table> v;
+    for (int i = 0; i < fatclip::kIsas; ++i) {
+      const auto isa = static_cast<fatclip::Isa>(i);
+      if (fatclip::is_built(isa) && fatclip::runs_here(isa)) v.push_back({isa_name(isa), &kernels_of(isa)});
+    }
     return v;
   }();
   return usable;
@@ -115,7 +101,7 @@ const Part kParts[] = {
 
 int main_(int argc, char** argv) {
   if (argc == 2 && argv[1] == std::string("isas")) {
-    for (const Kernels* table : usable_tables()) std::printf("%s\n", table->name);
+    for (const Table& table : usable_tables()) std::printf("%s\n", table.name);
     return 0;
   }
   for (const Part& part : kParts) {

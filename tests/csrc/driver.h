@@ -113,7 +113,7 @@ class Exact {
   const void* data() const { return block_ + offset_ * kFormats[dtype].size; }
   Wide operator[](int64_t i) const { return decode(dtype, data(), i); }
   void set(int64_t i, Wide v) { encode(dtype, data(), i, v); }
-  // Whether what lies before the first element is as it was.
+  // Whether the elements before the first one are unchanged.
   bool intact() const {
     for (int i = 0; i < offset_; ++i)
       if (decode(dtype, block_, i) != kGuard) return false;
@@ -161,8 +161,12 @@ inline Wide square_error(bool narrow, int64_t n) {
 // That of the oracle's own sum, in 64 bits.
 inline Wide oracle_error(int64_t n) { return static_cast<Wide>(n + 4) * 0x1p-64L; }
 
-// The tables this machine can run.
-const std::vector<const Kernels*>& usable_tables();
+// The tables this machine can run, best first.
+struct Table {
+  const char* name;
+  const Kernels* kernels;
+};
+const std::vector<Table>& usable_tables();
 
 // What fatclip::aggregate returns and writes.
 struct Aggregated {

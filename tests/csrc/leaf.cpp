@@ -1,6 +1,6 @@
 // Every table of leaf kernels over lengths around the vector widths and over misaligned starts.
 //
-// Whole numbers are compared with ==: their results are exact. Other input is compared with the oracle to a bound, and
+// Integers are compared with ==: their results are exact. Other input is compared with the oracle to a bound, and
 // bit by bit between the tables.
 #include "leaf.h"
 
@@ -9,8 +9,8 @@ namespace {
 
 using fatclip::Factor;
 using fatclip::Momentum;
+using fatclip::SgdBlock;
 using fatclip::SgdHyper;
-using fatclip::SgdStream;
 using fatclip::Squares;
 
 const int64_t kLengths[] = {0, 1, 7, 8, 9, 15, 17, 31, 33, 63, 64, 65, 1000, 4095, 4096, 4097, 65537};
@@ -38,13 +38,13 @@ void check_sums(Case& c) {
   const double scale = c.t == kFloat64 ? 0x1p-600 : 1;
   Squares first[3];
   bool have = false;
-  for (const Kernels* k : usable_tables()) {
-    const Where where{"sumsq", k->name, c.t, c.n, c.offset};
-    check(same(k->sumsq[c.t](x.data(), c.n, 1), {static_cast<double>(exact_sum), 0}), where);
-    check(same(k->sumsq[c.t](x.data(), c.n, 0.5), {static_cast<double>(exact_sum / 4), 0}), where);
-    check(k->absmax[c.t](z.data(), c.n) == peak, {"absmax", k->name, c.t, c.n, c.offset});
-    const Squares sums[3] = {k->sumsq[c.t](y.data(), c.n, 1), k->sumsq[c.t](y.data(), c.n, 0.3),
-                             k->sumsq[c.t](z.data(), c.n, scale)};
+  for (const Table& k : usable_tables()) {
+    const Where where{"sumsq", k.name, c.t, c.n, c.offset};
+    check(same(k.kernels->sumsq[c.t](x.data(), c.n, 1), {static_cast<double>(exact_sum), 0}), where);
+    check(same(k.kernels->sumsq[c.t](x.data(), c.n, 0.5), {static_cast<double>(exact_sum / 4), 0}), where);
+    check(k.kernels->absmax[c.t](z.data(), c.n) == peak, {"absmax", k.name, c.t, c.n, c.offset});
+    const Squares sums[3] = {k.kernels->sumsq[c.t](y.data(), c.n, 1), k.kernels->sumsq[c.t](y.data(), c.n, 0.3),
+                             k.kernels->sumsq[c.t](z.data(), c.n, scale)};
     const Wide gamma = square_error(c.t != kFloat64, c.n) + oracle_error(c.n);
     check_near(total(sums[0]), any_sum, gamma * any_sum, where);
     // 0.3 x is rounded, whatever sums its squares; those of short numbers are summed in double
@@ -65,26 +65,30 @@ void check_sum_streams(Case& c) {
   std::vector<const void*> pointers;
   for (int s = 0; s < count; ++s) streams.emplace_back(c.t, input(c, kSpread), (c.offset + s) % 4);
   for (const Exact& stream : streams) pointers.push_back(stream.data());
-  for (const Kernels* k : usable_tables()) {
+  for (const Table& k : usable_tables()) {
     std::vector<Squares> sums(count);
-    k->sumsq_streams[c.t](pointers.data(), count, c.n, sums.data());
+    k.kernels->sumsq_streams[c.t](pointers.data(), count, c.n, sums.data());
     for (int s = 0; s < count; ++s)
-      check(same(sums[s], k->sumsq[c.t](pointers[s], c.n, 1)), {"sumsq_streams", k->name, c.t, c.n, s});
+      check(same(sums[s], k.kernels->sumsq[c.t](pointers[s], c.n, 1)), {"sumsq_streams", k.name, c.t, c.n, s});
   }
 }
 
 void check_non_finite(Case& c) {
   if (c.n == 0) return;
-  for (const Kernels* k : usable_tables()) {
-    const Where where{"nan and inf", k->name, c.t, c.n, c.offset};
+  for (const Table& k : usable_tables()) {
+    const Where where{"nan and inf", k.name, c.t, c.n, c.offset};
     Exact x(c.t, whole(c.random, c.n, 3), c.offset);
     const int64_t i = c.random.below(c.n), j = c.random.below(c.n);
     x.set(i, -INFINITY);
-    check(std::isinf(k->sumsq[c.t](x.data(), c.n, 1).value) && std::isinf(k->absmax[c.t](x.data(), c.n)), where);
+    check(
+        std::isinf(k.kernels->sumsq[c.t](x.data(), c.n, 1).value) && std::isinf(k.kernels->absmax[c.t](x.data(), c.n)),
+        where);
     x.set(j, NAN);
-    check(std::isnan(k->sumsq[c.t](x.data(), c.n, 1).value) && std::isnan(k->absmax[c.t](x.data(), c.n)), where);
+    check(
+        std::isnan(k.kernels->sumsq[c.t](x.data(), c.n, 1).value) && std::isnan(k.kernels->absmax[c.t](x.data(), c.n)),
+        where);
     const Exact before(x);
-    k->scale[c.t](x.data(), c.n, {1, 0.5});
+    k.kernels->scale[c.t](x.data(), c.n, {1, 0.5});
     bool ok = true;
     for (int64_t e = 0; e < c.n; ++e)
       ok &= std::isnan(before[e]) ? std::isnan(x[e]) : x[e] == nearest(c.t, before[e] / 2);
@@ -103,7 +107,7 @@ void check_scale(Case& c) {
     bool ok = true;
     for (int64_t i = 0; i < c.n; ++i) {
       const Wide want = Wide(v[i]) * f.first * (Wide(f.second) + f.rest);
-      // exact for whole numbers; else rounded once, to a short format twice, with two subnormal products on the way
+      // exact for integers; else rounded once, to a short format twice, with two subnormal products on the way
       const Wide rounding = (kind == kSpread ? 0.51L : 2) * ulp(a, want) + (kind == kSpread ? 0 : 2 * ulp(a, 0));
       const Wide bound = kind == kWhole ? 0 : rounding + (a == c.t ? 0 : ulp(c.t, want) / 2);
       ok &= std::fabs(got[0][i] - want) <= bound;
@@ -129,7 +133,7 @@ Step sgd_oracle(Wide x, Wide g, Wide b, Momentum mode, const SgdHyper& h, Factor
   return {x - h.lr * g, b, size};
 }
 
-// One call on several streams at once, each with data and a factor of its own; array 3 * i + {0, 1, 2} is stream i's
+// One call on several blocks at once, each with its own data and factor; array 3 * i + {0, 1, 2} is block i's
 // parameter, gradient and buffer.
 void check_one_sgd(Case& c, const SgdHyper& h, Momentum mode, Factor f, Input kind) {
   const DType a = arithmetic(c.t);
@@ -139,11 +143,13 @@ void check_one_sgd(Case& c, const SgdHyper& h, Momentum mode, Factor f, Input ki
   for (int i = 0; i < 3 * count; ++i) start.emplace_back(c.t, input(c, kind), (c.offset + i) % 4);
   auto factor = [&](int stream) { return Factor{f.first, f.second / (1 << stream % 3)}; };
   const std::vector<Exact> got = agreed("sgd", c, start, [&](const Kernels& k, auto& work) {
-    std::vector<SgdStream> streams;
+    std::vector<SgdBlock> blocks;
+    std::vector<const SgdBlock*> pointers;
     for (int i = 0; i < count; ++i)
-      streams.push_back(
-          {work[3 * i].data(), work[3 * i + 1].data(), momentum ? work[3 * i + 2].data() : nullptr, factor(i)});
-    k.sgd[c.t](streams.data(), count, c.n, mode, h);
+      blocks.push_back({work[3 * i].data(), work[3 * i + 1].data(), momentum ? work[3 * i + 2].data() : nullptr, c.n,
+                        c.t, mode, &h, factor(i)});
+    for (const SgdBlock& block : blocks) pointers.push_back(&block);
+    k.sgd[c.t](pointers.data(), count);
   });
   bool ok = true;
   for (int s = 0; s < count; ++s) {
@@ -167,7 +173,7 @@ void check_sgd(Case& c) {
     for (int bits = 0; bits < 8; ++bits) {
       const bool decay = bits & 1, nesterov = bits & 2, maximize = bits & 4;
       if ((mode == fatclip::kNone && nesterov) || (c.n > 100 && bits != 1 && bits != 6)) continue;
-      // whole numbers up to 2 times powers of two: everything fits the 8 bits of bfloat16
+      // integers up to 2 times powers of two: everything fits the 8 bits of bfloat16
       check_one_sgd(c, {0.5, 0.5, 0, decay ? 0.25 : 0, nesterov, maximize}, mode, {1, 4}, kWhole);
       const double dampening = nesterov ? 0 : 0.1;
       const SgdHyper usual{0.1, 0.9, dampening, decay ? 0.01 : 0, nesterov, maximize};

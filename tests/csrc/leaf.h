@@ -15,13 +15,13 @@ struct Case {
 template <class Run>
 std::vector<Exact> agreed(const char* what, const Case& c, const std::vector<Exact>& start, Run run) {
   std::vector<Exact> first;
-  for (const Kernels* k : usable_tables()) {
+  for (const Table& table : usable_tables()) {
     std::vector<Exact> work(start);
-    run(*k, work);
+    run(*table.kernels, work);
     if (first.empty()) first.swap(work);
     bool ok = true;
     for (size_t i = 0; i < work.size(); ++i) ok &= work[i].same(first[i]) && work[i].intact() && first[i].intact();
-    check(ok, {what, k->name, c.t, c.n, c.offset});
+    check(ok, {what, table.name, c.t, c.n, c.offset});
   }
   return first;
 }

@@ -91,14 +91,14 @@ void check_overflow(Case& c) {
   const Exact row(kFloat64, top);
   const void* rows[] = {row.data(), row.data()};
   const RowTerm terms[] = {{{1, 1, 0}, 0}, {{1, 1, 0}, 0}};
-  for (const Kernels* k : usable_tables())
+  for (const Table& k : usable_tables())
     for (const bool subtract : {false, true}) {
       std::vector<double> acc(c.n), lost(c.n), x(c.n, 1);
-      k->accumulate[kFloat64](acc.data(), lost.data(), rows, terms, 2, c.n, true);
-      (subtract ? k->subtract : k->store)[kFloat64](x.data(), acc.data(), lost.data(), c.n, 2, 0.5);
+      k.kernels->accumulate[kFloat64](acc.data(), lost.data(), rows, terms, 2, c.n, true);
+      (subtract ? k.kernels->subtract : k.kernels->store)[kFloat64](x.data(), acc.data(), lost.data(), c.n, 2, 0.5);
       bool ok = true;
       for (double v : x) ok &= v == (subtract ? -INFINITY : INFINITY);
-      check(ok, {"overflow", k->name, kFloat64, c.n, subtract});
+      check(ok, {"overflow", k.name, kFloat64, c.n, subtract});
     }
 }
 

@@ -1,12 +1,16 @@
 // The parts of models' gradients against the formulas in long double, in buffers that end where the data does.
-#include "../../csrc/cpu/models.h"
+#include "../../csrc/models/models.h"
 
-#include <string>
+#include <stdexcept>
 
 #include "driver.h"
 
 namespace driver {
 namespace {
+
+using fatclip::ModelKernels;
+
+const char* table() { return fatclip::isa_name(fatclip::isa_in_use()); }
 
 std::vector<double> numbers(Random& random, int64_t n) {
   std::vector<double> v(n);
@@ -20,7 +24,8 @@ float* in(Exact& x) { return static_cast<float*>(x.data()); }
 
 Wide logistic(Wide x) { return 1 / (1 + std::exp(-x)); }
 
-void check_logistic(int64_t clients, int64_t batch, int64_t features, int64_t classes, bool shared) {
+void check_logistic(const ModelKernels& k, int64_t clients, int64_t batch, int64_t features, int64_t classes,
+                    bool shared) {
   Random random(clients * 1000 + batch * 100 + features + shared);
   const int64_t samples = 2 * clients * batch + 1, d = classes * features + classes;
   Exact data = floats(random, samples * features), params = floats(random, shared ? d : clients * d);
@@ -31,11 +36,11 @@ void check_logistic(int64_t clients, int64_t batch, int64_t features, int64_t cl
     index[j] = random.below(samples);
     scale.set(j, j % 4 == 3 ? 0 : std::fabs(scale[j]));  // some batches are shorter than others
   }
-  const int done = fatclip_logistic_gradients(in(data), labels.data(), index.data(), in(scale), clients, batch,
-                                              features, classes, in(params), shared ? 0 : d, in(out), d);
-  const Where where{"logistic gradients", fatclip::kernels().name, kFloat32, features, batch};
-  check(done == (fatclip::kernels().name != std::string("portable")), where);
-  if (!done) return;
+  const fatclip::LogisticBatch all = {in(data),       labels.data(), samples, features, classes,
+                                      index.data(),   in(scale),     clients, batch,    in(params),
+                                      shared ? 0 : d, in(out),       d};
+  fatclip::logistic_gradients(k, all);
+  const Where where{"logistic gradients", table(), kFloat32, features, batch};
   for (int64_t i = 0; i < clients; ++i) {
     const int64_t base = shared ? 0 : i * d;
     std::vector<Wide> want(d, 0);
@@ -57,7 +62,7 @@ void check_logistic(int64_t clients, int64_t batch, int64_t features, int64_t cl
   }
 }
 
-void check_forward(int64_t rows, int64_t hidden, bool two) {
+void check_forward(const ModelKernels& k, int64_t rows, int64_t hidden, bool two) {
   Random random(rows * 100 + hidden);
   const int64_t stride = hidden + 3;
   Exact gates = floats(random, rows * 4 * hidden), before = floats(random, rows * hidden);
@@ -66,9 +71,9 @@ void check_forward(int64_t rows, int64_t hidden, bool two) {
   Exact cell(kFloat32, rows * hidden), tanh(kFloat32, rows * hidden);
   const int64_t strided = (rows - 1) * stride + hidden;
   Exact state(kFloat32, strided), above(kFloat32, strided);
-  fatclip_lstm_forward(in(gates), in(before), in(cell), in(tanh), in(state), two ? in(above) : nullptr, stride, stride,
-                       rows, hidden);
-  const Where where{"lstm forward", fatclip::kernels().name, kFloat32, hidden, rows};
+  k.lstm_forward(
+      {in(gates), in(before), in(cell), in(tanh), in(state), two ? in(above) : nullptr, stride, stride, rows, hidden});
+  const Where where{"lstm forward", table(), kFloat32, hidden, rows};
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t j = 0; j < hidden; ++j) {
       Wide gate[4];
@@ -84,7 +89,7 @@ void check_forward(int64_t rows, int64_t hidden, bool two) {
     }
 }
 
-void check_backward(int64_t clients, int64_t batch, int64_t hidden, bool two) {
+void check_backward(const ModelKernels& k, int64_t clients, int64_t batch, int64_t hidden, bool two) {
   Random random(clients * 100 + hidden);
   const int64_t rows = clients * batch, stride = hidden + 2, kept_stride = 3 * batch * 4 * hidden;
   Exact gates = floats(random, rows * 4 * hidden), tanh = floats(random, rows * hidden);
@@ -93,9 +98,9 @@ void check_backward(int64_t clients, int64_t batch, int64_t hidden, bool two) {
   Exact grad_cell = floats(random, rows * hidden), grads(kFloat32, rows * 4 * hidden);
   Exact kept(kFloat32, (clients - 1) * kept_stride + batch * 4 * hidden);
   const Exact later = grad_cell;
-  fatclip_lstm_backward(in(gates), in(tanh), in(before), in(flow), two ? in(more) : nullptr, in(grad_cell), in(grads),
-                        in(kept), stride, stride, batch, kept_stride, rows, hidden);
-  const Where where{"lstm backward", fatclip::kernels().name, kFloat32, hidden, rows};
+  k.lstm_backward({in(gates), in(tanh), in(before), in(flow), two ? in(more) : nullptr, in(grad_cell), in(grads),
+                   in(kept), stride, stride, batch, kept_stride, rows, hidden});
+  const Where where{"lstm backward", table(), kFloat32, hidden, rows};
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t j = 0; j < hidden; ++j) {
       const int64_t at = r * hidden + j;
@@ -114,23 +119,41 @@ void check_backward(int64_t clients, int64_t batch, int64_t hidden, bool two) {
     }
 }
 
+// A row or a label that does not exist is refused before anything is written.
+void check_refusals(const ModelKernels& k) {
+  const Exact data(kFloat32, {1, 2, 3}), params(kFloat32, {1, 1, 0, 0}), scale(kFloat32, {1, 0});
+  for (const auto& [row, label] : {std::pair<int64_t, int64_t>{3, 0}, {-1, 0}, {1, 2}, {1, -1}}) {
+    Exact out(kFloat32, {7, 7, 7, 7});
+    const int64_t labels[] = {0, label, 1}, index[] = {0, row};
+    bool refused = false;
+    try {
+      fatclip::logistic_gradients(
+          k, {static_cast<const float*>(data.data()), labels, 3, 1, 2, index, static_cast<const float*>(scale.data()),
+              1, 2, static_cast<const float*>(params.data()), 4, in(out), 4});
+    } catch (const std::out_of_range&) {
+      refused = true;
+    }
+    check(refused && out.same(Exact(kFloat32, {7, 7, 7, 7})), {"refused sample", table(), kFloat32, row, label});
+  }
+}
+
 }  // namespace
 
 void check_models() {
+  const ModelKernels* k = fatclip::model_kernels();
+  check((k == nullptr) == (fatclip::isa_in_use() == fatclip::kPortable), {"model kernels", table()});
+  if (!k) return;
   for (const bool shared : {false, true}) {
-    check_logistic(1, 1, 1, 2, shared);
-    check_logistic(3, 5, 37, 10, shared);
-    check_logistic(2, 9, 100, 11, shared);
-    check_logistic(2, 64, 16, 7, shared);
+    check_logistic(*k, 1, 1, 1, 2, shared);
+    check_logistic(*k, 3, 5, 37, 10, shared);
+    check_logistic(*k, 2, 9, 100, 11, shared);
+    check_logistic(*k, 2, 64, 16, 7, shared);
   }
-  if (!fatclip_lstm_native()) {
-    check(fatclip::kernels().name == std::string("portable"), {"lstm kernels"});
-    return;
-  }
+  check_refusals(*k);
   for (const bool two : {false, true})
     for (const int64_t hidden : {1, 5, 16, 33, 100}) {
-      check_forward(7, hidden, two);
-      check_backward(3, 2, hidden, two);
+      check_forward(*k, 7, hidden, two);
+      check_backward(*k, 3, 2, hidden, two);
     }
 }
 

@@ -7,8 +7,9 @@ namespace driver {
 namespace {
 
 using fatclip::Norm;
+using fatclip::SgdBlock;
 using fatclip::SgdHyper;
-using fatclip::Slot;
+using fatclip::Span;
 
 constexpr int kThreads = 5;
 
@@ -31,7 +32,6 @@ std::vector<double> values(Random& random, DType t, int64_t n, Input kind) {
 // Tensors with gradients and buffers, of one dtype or (t == kDTypes) of all four in turn.
 struct Model {
   std::vector<std::unique_ptr<Exact>> x, g, b;
-  std::vector<Slot> slots;
 
   Model(const std::vector<int64_t>& lengths, int t, Input kind, uint64_t seed) {
     Random random(seed);
@@ -41,16 +41,27 @@ struct Model {
       x.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], start), 1));
       g.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], kind), 2));
       b.push_back(std::make_unique<Exact>(dtype, values(random, dtype, lengths[i], start), 3));
-      slots.push_back({x[i]->data(), g[i]->data(), b[i]->data(), lengths[i], dtype, fatclip::kRunning, int(i % 2)});
     }
   }
-  Model(const Model& other) : slots(other.slots) {
+  Model(const Model& other) {
     for (size_t i = 0; i < other.x.size(); ++i) {
       x.push_back(std::make_unique<Exact>(*other.x[i]));
       g.push_back(std::make_unique<Exact>(*other.g[i]));
       b.push_back(std::make_unique<Exact>(*other.b[i]));
-      slots[i].param = x[i]->data(), slots[i].grad = g[i]->data(), slots[i].buffer = b[i]->data();
     }
+  }
+  std::vector<Span> grads() const {
+    std::vector<Span> spans;
+    for (const auto& v : g) spans.push_back({v->data(), v->n, v->dtype});
+    return spans;
+  }
+  // Two parameter groups in turn.
+  std::vector<SgdBlock> tensors(const std::vector<SgdHyper>& groups) {
+    std::vector<SgdBlock> all;
+    for (size_t i = 0; i < x.size(); ++i)
+      all.push_back(
+          {x[i]->data(), g[i]->data(), b[i]->data(), x[i]->n, x[i]->dtype, fatclip::kRunning, &groups[i % 2], {}});
+    return all;
   }
   Wide norm() const {
     Wide sum = 0;
@@ -75,10 +86,10 @@ struct Model {
 Wide value(const Norm& norm) { return std::ldexp(Wide(norm.mantissa) + norm.rest, norm.exponent); }
 
 Norm check_norm(const Model& model, const Where& where, bool exact) {
-  const Norm norm = fatclip::global_norm(model.slots, 1);
+  const Norm norm = fatclip::global_norm(model.grads(), 1);
   const Wide want = model.norm();
   bool narrow = false;
-  for (const Slot& slot : model.slots) narrow |= slot.dtype != kFloat64;
+  for (const auto& v : model.g) narrow |= v->dtype != kFloat64;
   // half the relative error of the sum, and the oracle's own
   const Wide gamma = square_error(narrow, model.elements()) / 2 + oracle_error(model.elements());
   check_near(value(norm), want, exact ? want * 0x1p-53L : want * gamma, where);
@@ -89,7 +100,7 @@ Norm check_norm(const Model& model, const Where& where, bool exact) {
   digest(norm.rest);
   digest(static_cast<uint64_t>(norm.exponent));
   for (int threads = 2; threads <= kThreads; ++threads) {
-    const Norm other = fatclip::global_norm(model.slots, threads);
+    const Norm other = fatclip::global_norm(model.grads(), threads);
     check(other.mantissa == norm.mantissa && other.exponent == norm.exponent && other.rest == norm.rest, where);
   }
   return norm;
@@ -97,7 +108,7 @@ Norm check_norm(const Model& model, const Where& where, bool exact) {
 
 // One element against the update rule, to the roundings of the arithmetic type.
 bool element_ok(const Model& before, const Model& after, size_t s, int64_t i, Wide c, const SgdHyper& h) {
-  const DType t = before.slots[s].dtype, a = t == kFloat64 ? kFloat64 : kFloat32;
+  const DType t = before.x[s]->dtype, a = t == kFloat64 ? kFloat64 : kFloat32;
   const Wide x = (*before.x[s])[i], clipped = (*before.g[s])[i] * c * (h.maximize ? -1 : 1);
   const Wide g = clipped + h.weight_decay * x;
   const Wide b = h.momentum * (*before.b[s])[i] + (1 - Wide(h.dampening)) * g;
@@ -115,7 +126,7 @@ void check_update(const Model& start, Norm norm, double lam, double inv_scale, c
   const std::vector<SgdHyper> groups = {{0.1, 0.9, 0.1, 0.01, false, false}, {0.2, 0.5, 0, 0, true, true}};
   norm = norm.times(inv_scale);
   Model once(start);
-  fatclip::sgd_update(once.slots, groups, norm, lam, inv_scale, 1);
+  fatclip::sgd_update(once.tensors(groups), norm, lam, inv_scale, 1);
   const Wide c = value(norm) > lam ? lam / value(norm) * inv_scale : Wide(inv_scale);
   bool ok = true;
   for (size_t s = 0; s < start.x.size(); ++s)
@@ -125,7 +136,7 @@ void check_update(const Model& start, Norm norm, double lam, double inv_scale, c
   for (const auto& v : once.b) v->digest();
   for (int threads = 2; threads <= kThreads; ++threads) {
     Model again(start);
-    fatclip::sgd_update(again.slots, groups, norm, lam, inv_scale, threads);
+    fatclip::sgd_update(again.tensors(groups), norm, lam, inv_scale, threads);
     check(again.same(once), where);
   }
 }
@@ -134,9 +145,9 @@ void check_update(const Model& start, Norm norm, double lam, double inv_scale, c
 void check_exact_clip(DType t) {
   for (double lam : {64.0, 128.0, 1000.0, double(INFINITY)}) {
     Exact x(t, std::vector<double>(4096, 1)), g(t, std::vector<double>(4096, 2));
-    const std::vector<Slot> slots = {{x.data(), g.data(), nullptr, 4096, t, fatclip::kNone, 0}};
-    const Norm norm = fatclip::global_norm(slots, 2);
-    fatclip::sgd_update(slots, {{0.25, 0, 0, 0, false, false}}, norm, lam, 1, 2);
+    const SgdHyper hyper = {0.25, 0, 0, 0, false, false};
+    const Norm norm = fatclip::global_norm({{g.data(), 4096, t}}, 2);
+    fatclip::sgd_update({{x.data(), g.data(), nullptr, 4096, t, fatclip::kNone, &hyper, {}}}, norm, lam, 1, 2);
     check(norm.value() == 128 && x.same(Exact(t, std::vector<double>(4096, lam == 64 ? 0.75 : 0.5))),
           {"exact clip", "", t, 4096, static_cast<int64_t>(lam)});
   }
@@ -148,7 +159,7 @@ void check_non_finite(int t) {
     Model model({5, 4097, 0}, t, kAwkward, 9);
     model.g[1]->set(4096, bad);
     for (int threads = 1; threads <= 2; ++threads) {
-      const Norm norm = fatclip::global_norm(model.slots, threads);
+      const Norm norm = fatclip::global_norm(model.grads(), threads);
       check(!norm.finite() && std::isnan(norm.value()) == std::isnan(bad), {"non-finite norm", "", t, threads});
     }
   }

@@ -1,14 +1,14 @@
 """The C++ core by itself: a driver compared with slow oracles, plain and under the sanitizers.
 
-Every source is compiled as setup.py compiles it, per instruction set; the sanitizer builds only trade -O3 for -O1 -g.
+Every source is compiled as the build compiles it, per instruction set; the sanitizer builds only trade -O3 for -O1 -g.
 Each build is also made with a bug planted in the driver, and must report it.
 """
 
-import ast
 import os
 import re
 import shutil
 import subprocess
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "csrc"))
+import build_graph  # noqa: E402 - the rules of the build
+
 HERE = Path(__file__).parent
 CXX = os.environ.get("CXX", "g++")
 
@@ -39,14 +42,10 @@ PLANTS = {
 }
 
 
-def build_settings() -> tuple[str, str, dict[str, str]]:
-    """FLAGS, KERNEL_FLAGS and ISAS of setup.py, which cannot be imported: it would run."""
-    tree = ast.parse((ROOT / "setup.py").read_text())
-    wanted = (ast.Import, ast.Assign, ast.If)
-    body = [n for n in tree.body if isinstance(n, wanted) and "__file__" not in ast.dump(n)]
-    scope: dict = {}
-    exec(compile(ast.Module(body, []), "setup.py", "exec"), scope)
-    return scope["FLAGS"], scope["KERNEL_FLAGS"], scope["ISAS"]
+def library_objects() -> dict[str, build_graph.Object]:
+    """The objects of all CPU modules, without what knows Python."""
+    found = {name: o for module in build_graph.MODULES.values() for name, o in build_graph.objects(module).items()}
+    return {name: o for name, o in found.items() if o.source.parent.name != "python"}
 
 
 def run(*command: str, **env: str) -> subprocess.CompletedProcess:
@@ -55,9 +54,9 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess:
     )
 
 
-def compiled(folder: Path, name: str, source: str, flags: str) -> str:
-    target = folder / f"{name}.o"
-    done = run(*CXX.split(), *flags.split(), "-c", str(ROOT / source), "-o", str(target))
+def compiled(folder: Path, name: str, source: Path, flags: str) -> str:
+    target = folder / name
+    done = run(*CXX.split(), *flags.split(), "-c", str(source), "-o", str(target))
     assert done.returncode == 0, f"{source}: {done.stderr}"
     return str(target)
 
@@ -67,25 +66,19 @@ class Builds:
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
         self.folder = folder
-        flags, kernel_flags, isas = build_settings()
-        self.flags = {name: f"{flags} -Werror {extra}" for name, extra in BUILDS.items()}
+        self.flags = {name: f"{build_graph.FLAGS} -Werror {extra}" for name, extra in BUILDS.items()}
         self.flags["thread"] = self.flags["thread"].replace("-fopenmp", "")  # libgomp's locks are unknown to the tool
         self.objects: dict[str, list[Future]] = {}
         self.drivers: dict[tuple[str, str], Future] = {}
         for build, extra in self.flags.items():
             (folder / build).mkdir()
-            jobs = [
-                (f"kernels_{isa}", "csrc/cpu/kernels.cpp", f"{kernel_flags} {more} -DFATCLIP_TABLE=kernels_{isa}")
-                for isa, more in isas.items()
-            ]
-            core = [p.stem for p in sorted((ROOT / "csrc/cpu").glob("*.cpp")) if p.stem != "kernels"]
-            jobs += [(name, f"csrc/cpu/{name}.cpp", "") for name in core]
-            jobs += [(f"check_{name}", f"tests/csrc/{name}.cpp", "-Wno-psabi") for name in ("conversions", "threads")]
+            jobs = [(name, *o) for name, o in library_objects().items()]
+            jobs += [(f"check_{name}.o", HERE / f"{name}.cpp", "-Wno-psabi") for name in ("conversions", "threads")]
             if build == "plain":
-                jobs += [(f"check_{name}", f"tests/csrc/{name}.cpp", "") for name in ORACLES]
+                jobs += [(f"check_{name}.o", HERE / f"{name}.cpp", "") for name in ORACLES]
             self.objects[build] = [pool.submit(compiled, folder / build, n, s, f"{extra} {f}") for n, s, f in jobs]
             for plant in ["", *(p for b, p in PLANTS if b == build)]:
-                job = (f"driver{plant}", "tests/csrc/driver.cpp", f"{extra} -D{plant or 'NO_PLANT'}")
+                job = (f"driver{plant}.o", HERE / "driver.cpp", f"{extra} -D{plant or 'NO_PLANT'}")
                 self.drivers[build, plant] = pool.submit(compiled, folder / build, *job)
         shared = self.objects["plain"][-len(ORACLES) :]
         self.objects["address"] += shared

@@ -14,8 +14,6 @@
 namespace driver {
 namespace {
 
-using fatclip::Slot;
-
 void check_parts() {
   for (int round = 0; round < 300; ++round) {
     const int threads = round % 9;
@@ -44,10 +42,7 @@ struct Load {
     norm = run_norm(1);
     mean = run_mean(1);
   }
-  double run_norm(int threads) const {
-    const std::vector<Slot> slots = {{nullptr, x.data(), nullptr, x.n, kFloat32, fatclip::kNone, 0}};
-    return fatclip::global_norm(slots, threads).value();
-  }
+  double run_norm(int threads) const { return fatclip::global_norm({{x.data(), x.n, kFloat32}}, threads).value(); }
   std::vector<double> run_mean(int threads) const {
     std::vector<double> out(5000);
     const fatclip::Rows rows = fatclip::matrix_rows(matrix.data(), 40, 5000, 5000, kFloat64);
@@ -81,7 +76,7 @@ void check_rounding_mode() {
   }
 }
 
-// A child of a process whose threads are idle, or busy for another thread, has working ones of its own.
+// A child of a process whose threads are idle, or busy for another thread, has working threads.
 void check_fork(const Load& load, bool busy) {
   std::atomic<bool> stop{false};
   std::thread other([&] {

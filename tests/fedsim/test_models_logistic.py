@@ -1,4 +1,4 @@
-"""The logistic regression's gradients in float32: the native function and plain PyTorch, both against float64."""
+"""The logistic regression's gradients in float32: the kernels and plain PyTorch, both against float64."""
 
 import os
 import subprocess
@@ -12,11 +12,13 @@ from fedsim.models import native
 from fedsim.models.logistic import Logistic
 
 # features around the vector widths, classes around the blocks of five and ten, samples around blocks of four
-REST = (native.POINTER, native.SIZE) * 2
 SHAPES = [
     (1, 1, 1), (2, 7, 3), (3, 8, 4), (4, 9, 5), (5, 15, 6), (6, 16, 7), (9, 17, 8), (10, 31, 9), (11, 33, 10),
     (15, 64, 1), (20, 100, 2), (10, 784, 64),
 ]  # fmt: skip
+
+
+needs_kernels = pytest.mark.skipif(native.KERNELS is None, reason="no model kernels in this build or for this CPU")
 
 
 def problem(classes, features, batch, clients=3, seed=0):
@@ -41,7 +43,7 @@ def gradients(model, data, index, weights, rows, dtype):
 @pytest.mark.parametrize(("classes", "features", "batch"), SHAPES)
 def test_both_paths_are_accurate(classes, features, batch, shared, path, monkeypatch):
     if path == "plain":
-        monkeypatch.setattr(native, "_function", lambda *_: None)
+        monkeypatch.setattr(native, "KERNELS", None)
     model, data, index, weights, rows = problem(classes, features, batch)
     rows = rows[0] if shared else rows
     exact = gradients(model, data, index, weights, rows, torch.float64)
@@ -67,10 +69,44 @@ print("good")
 
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_other_instruction_sets_are_accurate(isa):
-    """An instruction set that is limited from outside; where the machine has it not, PyTorch computes."""
+    """FATCLIP_ISA limits the models' kernels, too; "portable" is left to PyTorch."""
     command = [sys.executable, "-c", WITH_ISA, str(Path(__file__).parent)]
     done = subprocess.run(command, env=os.environ | {"FATCLIP_ISA": isa}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "good"
+
+
+WITHOUT = """
+import importlib.util, os, sys
+if sys.argv[1:]:
+    found = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *rest: None if name == sys.argv[1] else found(name, *rest)
+from fedsim.models import native
+print(native.KERNELS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("absent", "env"), [("fedsim._models", {}), ("", {"FATCLIP_BACKEND": "python"}), ("", {"FATCLIP_ISA": "portable"})]
+)
+def test_pytorch_computes_where_there_are_no_kernels(absent, env):
+    """A build without them, a user who wants none, and an instruction set that has none."""
+    command = [sys.executable, "-c", WITHOUT, *([absent] if absent else [])]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"
+
+
+@needs_kernels
+def test_the_kernels_leave_other_dtypes_and_layouts_to_pytorch():
+    model, (x, y), index, weights, rows = problem(4, 20, 5)
+    out = torch.zeros(3, model.dim)
+    call = native.KERNELS.logistic_gradients
+    assert call(rows, x, y, index, weights, out, 4)
+    assert not call(rows.double(), x, y, index, weights, out, 4)
+    assert not call(rows, x.t().contiguous().t(), y, index, weights, out, 4)
+    assert not call(rows, x, y.int(), index, weights, out, 4)
+    for wrong in [(rows[:2], y, index, 4), (rows, y[:-1], index, 4), (rows, y, index[:2], 4), (rows, y, index, 5)]:
+        with pytest.raises(ValueError, match="expected"):
+            call(wrong[0], x, wrong[1], wrong[2], weights, out, wrong[3])
 
 
 def test_a_sample_that_does_not_count_is_not_read():
@@ -80,9 +116,8 @@ def test_a_sample_that_does_not_count_is_not_read():
     index[:, 2] = 7
     before = gradients(model, data, index, weights, rows, torch.float32)
     data[0][7] = torch.nan
-    native_is_there = native._function("fatclip_logistic_gradients", 4, 4, *REST) is not None
     after = gradients(model, data, index, weights, rows, torch.float32)
-    assert not native_is_there or torch.equal(before, after)
+    assert native.KERNELS is None or torch.equal(before, after)
 
 
 def test_what_is_not_finite_stays_visible():
@@ -113,5 +148,5 @@ def test_numbers_out_of_range_are_refused():
     index[1, 1] = 3
     with pytest.raises((IndexError, RuntimeError)):
         gradients(model, data, index, weights, rows, torch.float32)
-    data[1][3] = 3  # and what is known about the labels is looked up again when they change
+    data[1][3] = 3
     assert torch.isfinite(gradients(model, data, index, weights, rows, torch.float32)).all()

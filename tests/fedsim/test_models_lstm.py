@@ -1,9 +1,9 @@
-"""The LSTM's gradients in float32: the native cell and plain PyTorch, both against float64."""
+"""The LSTM's gradients in float32: the kernels and plain PyTorch, both against float64."""
 
 import pytest
 import torch
 
-from fedsim.models import recurrent
+from fedsim.models import native
 from fedsim.models.lstm import Lstm
 
 # hidden units around the vector widths
@@ -41,7 +41,7 @@ def error(hidden, shared=False):
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_both_paths_are_accurate(hidden, shared, path, monkeypatch):
     if path == "plain":
-        monkeypatch.setattr(recurrent, "lstm_cell", lambda: None)
+        monkeypatch.setattr(native, "KERNELS", None)
     assert error(hidden, shared) < 2e-6  # ten steps of rounding at 6e-8
 
 
@@ -60,3 +60,28 @@ def test_a_client_that_is_not_finite_stays_visible_and_alone():
         rows[1] = bad
         finite = torch.isfinite(gradients(model, x, y, weights, rows, torch.float32))
         assert finite.all(1).tolist() == [True, False, True]
+
+
+needs_kernels = pytest.mark.skipif(native.KERNELS is None, reason="no model kernels in this build or for this CPU")
+
+
+@needs_kernels
+def test_the_kernels_refuse_states_of_another_shape_layout_or_dtype():
+    clients, samples, hidden = 3, 2, 5
+    gates, cell = torch.zeros(clients, samples, 4 * hidden), torch.zeros(clients, samples, hidden)
+    wide = torch.zeros(clients, samples, hidden + 2)
+    good = [gates, cell, cell.clone(), cell.clone(), wide[..., :hidden], None]
+    native.KERNELS.lstm_forward(*good)
+    bad = {
+        0: gates[..., :hidden],
+        1: cell[0],
+        2: cell.double(),
+        3: wide[..., :hidden],
+        4: cell.transpose(0, 1).contiguous(),
+        5: wide[:, :1],
+    }
+    for position, tensor in bad.items():
+        with pytest.raises(ValueError, match="float32 states of another shape or layout"):
+            native.KERNELS.lstm_forward(*good[:position], tensor, *good[position + 1 :])
+    with pytest.raises(TypeError, match="expected 6 arguments, got 5"):
+        native.KERNELS.lstm_forward(*good[:5])

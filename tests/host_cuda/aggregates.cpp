@@ -178,7 +178,7 @@ void huge() {
   set(memory.data, kBFloat16, 1, 3);
   set(memory.data, kBFloat16, kN - 1, 4);
   const cuda::Block block = {memory.data, 1, kN, kN, kBFloat16};
-  std::vector<cuda::Partial> partials(block.chunks(), {0, -2000});  // of the blocks that are left out
+  std::vector<cuda::Partial> partials(block.chunks(), {0, -2000});  // of the skipped blocks
   double parts[3] = {};
   cuda::Decide d = {};
   d.scale.value = 1;

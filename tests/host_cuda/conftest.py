@@ -25,13 +25,17 @@ def builds(tmp_path_factory):
 
 
 class Counted:
-    """A module whose calls are counted by name."""
+    """A module whose launches are counted by name."""
+
+    HOST = ("register_types", "usable", "aggregate_doubles", "read_aggregate")
 
     def __init__(self, module):
         self.module, self.calls = module, []
 
     def __getattr__(self, name):
         function = getattr(self.module, name)
+        if name in self.HOST:
+            return function
 
         def call(*args):
             self.calls.append(name)
@@ -72,7 +76,6 @@ def device(request, monkeypatch):
     counted = Counted(request.getfixturevalue("host_cuda"))
     monkeypatch.setattr(cuda, "RUNTIME", HostRuntime(counted))
     monkeypatch.setattr(cpu, "MODULE", None)  # or the CPU kernels would take the tensors
-    counted.calls.clear()
     return Device(torch.device("cpu"), counted.calls)
 
 

@@ -47,7 +47,7 @@ inline void set(void* p, DType dtype, int64_t i, double x) {
 class Memory {
  public:
   Memory(DType dtype, int64_t n, int offset = 0)
-      : dtype(dtype), n(n), offset_(offset), bytes_((n + offset) * cuda::kSize[dtype]) {
+      : dtype(dtype), n(n), offset_(offset), bytes_((n + offset) * kSize[dtype]) {
     // new char[] is aligned to 16 bytes; that is all the kernels look at
     all_ = new char[bytes_ + 1];
     for (int64_t i = 0; i < n + offset; ++i) driver::set(all_, dtype, i, kGuard);
@@ -55,7 +55,7 @@ class Memory {
   Memory(const Memory&) = delete;
   ~Memory() { delete[] all_; }
 
-  void* data() const { return all_ + offset_ * cuda::kSize[dtype]; }
+  void* data() const { return all_ + offset_ * kSize[dtype]; }
   double operator[](int64_t i) const { return get(data(), dtype, i); }
   void put(int64_t i, double x) { driver::set(data(), dtype, i, x); }
   bool guards() const {
@@ -63,7 +63,7 @@ class Memory {
       if (get(all_, dtype, i) != kGuard) return false;
     return true;
   }
-  // Small whole numbers, none of them zero: sums of them and of their squares are exact in every order.
+  // Small integers, none of them zero: sums of them and of their squares are exact in every order.
   void fill(unsigned seed) {
     for (int64_t i = 0; i < n; ++i) put(i, whole(seed, i));
   }

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from fatclip_ops.config import NATIVE
 
 import fatclip_ops as fc
 from fatclip_ops import FatClipPI, FatClipServer, cuda
@@ -142,6 +143,28 @@ def test_the_module_checks_its_arguments(device, host_cuda):
         host_cuda.sgd_step([x], [x], [None], [False], [1], [], 1.0, 1.0, 0.0, True, None, None, None, None, allocate, 0)
     with pytest.raises(ValueError, match="X and G differ"):
         host_cuda.batched_sgd(x, x[:1], 1.0, 1.0, norms, allocate, 0)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_summary_reads_as_the_cpu_module_returns_it(host_cuda, strict):
+    host_cuda.register_types(torch.Tensor, torch.nn.Parameter)
+    rows = torch.tensor([[3.0, 4.0], [0.0, math.nan], [0.6, 0.8], [30.0, 40.0], [math.inf, 0.0]])
+    info = torch.full((host_cuda.aggregate_doubles(5),), math.nan, dtype=torch.float64)
+    how = (2.0, None, True, strict, [torch.zeros(2)], True, 1.0)
+    assert host_cuda.aggregate(rows, 0, *how, info, lambda n: torch.empty(n, dtype=torch.float64), 0)
+    raw, rejected, clipped, applied = host_cuda.read_aggregate(info)
+    norms, coefs = torch.frombuffer(raw, dtype=torch.float64).view(2, 5)
+    assert [norms[i].item() for i in (0, 3, 4)] == [5.0, 50.0, math.inf]
+    assert coefs.tolist() == [0.4, 0.0, 1.0, 0.04, 0.0]
+    assert (rejected, clipped, applied) == ((1, 4), 2, not strict)
+    if NATIVE is not None:
+        given = NATIVE.aggregate(rows, 0, *how, 1)
+        assert [type(part) for part in given] == [bytearray, tuple, int, bool]
+        assert given[1:] == (rejected, clipped, applied)
+        assert torch.equal(torch.frombuffer(given[0], dtype=torch.float64).view(2, 5)[1], coefs)
+    for wrong in (info[:5], info[:-1], info.float(), torch.empty(0, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="expected"):
+            host_cuda.read_aggregate(wrong)
 
 
 def test_without_the_module_nothing_is_owned(monkeypatch):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from host_cuda_builds import BUILDS, run_driver
+from host_cuda_builds import BUILDS, SOURCES, marks, run_driver
 
 PARTS = ("norms", "steps", "rows", "aggregates")
 ORDERS = ("forward", "reverse", "random:1", "random:2")
@@ -24,145 +24,121 @@ def test_the_kernels_are_right(builds, build, order):
     assert not done.stderr, done.stderr
 
 
-# name: (build that catches it, part of the driver, kernel to build, file to change, what is there, what is put there)
-MUTANTS = {
-    "barrier before the shared sums are read": (
-        "plain", "norms", "norm.cu", "common.cuh",
-        "warps[threadIdx.x / 32] = x;\n  __syncthreads();", "warps[threadIdx.x / 32] = x;",
-    ),
-    "barrier before the shared sums are written again": (
-        "thread", "aggregates", "aggregate.cu", "common.cuh",
-        "  __syncthreads();  // the last call's results have been read\n", "",
-    ),
+# bug: (build that catches it, part of the driver, kernel to build, where, the line that is put there)
+# where: a file of csrc/cuda and the @name of a line in it
+PLANTS = {
+    "barrier before the shared sums are read": ("plain", "norms", "norm", "common @sums_ready", ""),
+    "barrier before the shared sums are written again": ("thread", "aggregates", "aggregate", "common @sums_free", ""),
     "shuffle that leaves a half out": (
-        "plain", "norms", "norm.cu", "common.cuh", "for (int offset = 16; offset;", "for (int offset = 8; offset;",
+        "plain", "norms", "norm", "common @lanes",
+        "for (int offset = 8; offset; offset /= 2) x = join(x, __shfl_xor_sync(kAllLanes, x, offset));",
     ),
     "tail one too long": (
-        "address", "norms", "norm.cu", "common.cuh",
-        "v[j] = at + j >= 0 && at + j < n ? p[at + j] : S{};", "v[j] = at + j >= 0 && at + j <= n ? p[at + j] : S{};",
+        "address", "norms", "norm", "common @load_edge",
+        "for (int j = 0; j < kWidth<S>; ++j) v[j] = at + j >= 0 && at + j <= n ? p[at + j] : S{};",
     ),
     "head that starts too early": (
-        "plain", "norms", "norm.cu", "common.cuh",
-        "v[j] = at + j >= 0 && at + j < n ? p[at + j] : S{};", "v[j] = at + j < n ? p[at + j] : S{};",
+        "plain", "norms", "norm", "common @load_edge",
+        "for (int j = 0; j < kWidth<S>; ++j) v[j] = at + j < n ? p[at + j] : S{};",
     ),
     "vector that hangs over the end": (
-        "address", "norms", "norm.cu", "common.cuh",
-        "if (aligned && at >= 0 && at + kWidth<S> <= n) return load_vector",
-        "if (aligned && at >= 0 && at < n) return load_vector",
+        "address", "norms", "norm", "common @load_whole",
+        "if (aligned && at >= 0 && at < n) return load_vector(v, p + at);",
     ),
     "misaligned vectors": (
-        "address", "norms", "norm.cu", "common.cuh",
-        "return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16 / sizeof(S));",
+        "address", "norms", "norm", "common @lead",
         "return static_cast<int>(reinterpret_cast<uintptr_t>(p) % 16 / 16);",
     ),
     "search that stops one entry early": (
-        "plain", "norms", "norm.cu", "common.cuh", "(first[middle] <= block ? low", "(first[middle] < block ? low",
+        "plain", "norms", "norm", "common @find", "(first[middle] < block ? low : high) = middle;",
     ),
     "chunk one too short": (
-        "plain", "norms", "norm.cu", "norm.cu",
-        "const int n = static_cast<int>(left < kChunk ? left : kChunk);",
+        "plain", "norms", "norm", "norm @chunk_length",
         "const int n = static_cast<int>(left < kChunk ? left : kChunk - 1);",
     ),
     "chunk offset in 32 bits": (
-        "plain", "huge", "norm.cu", "norm.cu",
-        "const int64_t from = static_cast<int64_t>(local % table.per_row[e]) * kChunk",
-        "const int64_t from = static_cast<int>((local % table.per_row[e]) * static_cast<uint32_t>(kChunk))",
+        "plain", "huge", "norm", "norm @chunk_start",
+        "const int64_t from = static_cast<int>((local % table.per_row[e]) * static_cast<uint32_t>(kChunk)), "
+        "left = table.n[e] - from;",
     ),
     "row offset in 32 bits": (
-        "plain", "huge", "norm.cu", "norm.cu",
-        "static_cast<int64_t>(row) * table.stride[e]", "static_cast<int>(row * static_cast<uint32_t>(table.stride[e]))",
+        "plain", "huge", "norm", "norm @row_start",
+        "const S* p = static_cast<const S*>(table.data[e]) + "
+        "static_cast<int>(row * static_cast<uint32_t>(table.stride[e])) + from;",
     ),
-    "last norm launch lost": (
-        "plain", "norms", "norm.cu", "norm.cu",
-        "    if (const int error = flush()) return error;  // the last, partly filled table\n", "",
-    ),
+    "last norm launch lost": ("plain", "norms", "norm", "norm @last_launch", ""),
     "norm table one entry too long": (
-        "address", "norms", "norm.cu", "norm.cu", "if (table.count == kTable ||", "if (table.count == kTable + 1 ||",
+        "address", "norms", "norm", "norm @table_end",
+        "if (table.count == kTable + 1 || kMostBlocks - grid < per_row) {",
     ),
     "squares that overflow": (
-        "plain", "norms", "norm.cu", "norm.cu",
-        "if (sum[0] >= kLeast && sum[0] <= kMost)", "if (sum[0] >= kLeast)",
+        "plain", "norms", "norm", "norm @range",
+        "if (sum[0] >= kLeast) return static_cast<double>(sum[0]) + static_cast<double>(lost[0]);",
     ),
     "squares that vanish": (
-        "plain", "norms", "norm.cu", "norm.cu", "if (sum[0] >= kLeast && sum[0] <= kMost)", "if (sum[0] <= kMost)",
+        "plain", "norms", "norm", "norm @range",
+        "if (sum[0] <= kMost) return static_cast<double>(sum[0]) + static_cast<double>(lost[0]);",
     ),
     "float64 that is never scaled": (
-        "plain", "norms", "norm.cu", "norm.cu", "if (!(sum >= kTiny && sum <= kHuge))", "if (sum != sum)",
+        "plain", "norms", "norm", "norm @rescale", "if (sum != sum) result = scaled_squares(p, n);",
     ),
-    "zero chunks that drown tiny ones": (
-        "plain", "norms", "norm.cu", "norm.cu",
-        "if (peak == 0) return {0, kNoExponent};", "if (peak == 0) return {0, 0};",
-    ),
+    "zero chunks that drown tiny ones": ("plain", "norms", "norm", "norm @zeros", "if (peak == 0) return {0, 0};"),
     "partials beyond the first 256 lost": (
-        "plain", "huge", "norm.cu", "norm.cu",
-        "  double sum = 0;\n  for (int64_t i = threadIdx.x; i < count; i += kThreads) {",
-        "  double sum = 0;\n  for (int64_t i = threadIdx.x; i < count && i < kThreads; i += kThreads) {",
+        "plain", "huge", "norm", "norm @partials",
+        "for (int64_t i = threadIdx.x; i < count && i < kThreads; i += kThreads) {",
     ),
-    "last update launch lost": (
-        "plain", "steps", "sgd.cu", "sgd.cu", "  return flush();  // the last, partly filled table", "  return 0;",
-    ),
+    "last update launch lost": ("plain", "steps", "sgd", "sgd @last_launch", "return 0;"),
     "gradient taken for aligned": (
-        "address", "steps", "sgd.cu", "sgd.cu",
-        "const bool aligned = lead_of(g) == lead_of(x) &&", "const bool aligned =",
+        "address", "steps", "sgd", "sgd @aligned", "const bool aligned = lead_of(b) == lead_of(x);",
     ),
-    "skipped step taken": (
-        "plain", "rows", "sgd.cu", "sgd.cu",
-        "  if (!state.apply) return;\n  const int64_t from = static_cast<int64_t>(local",
-        "  const int64_t from = static_cast<int64_t>(local",
-    ),
-    "momentum not written at the edges": (
-        "plain", "steps", "sgd.cu", "sgd.cu",
-        "        if (kMomentum != kNone) store_edge(b, bs[k], i, n, aligned);\n", "",
-    ),
+    "skipped step applied": ("plain", "rows", "sgd", "sgd @skip", ""),
+    "momentum not written at the edges": ("plain", "steps", "sgd", "sgd @store_momentum", ""),
     "update offset in 32 bits": (
-        "plain", "huge", "sgd.cu", "sgd.cu",
-        "const int64_t from = static_cast<int64_t>(local % table.per_row[e]) * kChunk",
-        "const int64_t from = static_cast<int>((local % table.per_row[e]) * static_cast<uint32_t>(kChunk))",
+        "plain", "huge", "sgd", "sgd @chunk_start",
+        "const int64_t from = static_cast<int>((local % table.per_row[e]) * static_cast<uint32_t>(kChunk)), "
+        "left = table.n[e] - from;",
     ),
     "neighbour's elements stored": (
-        "plain", "steps", "sgd.cu", "common.cuh", "if (at + j >= 0 && at + j < n) p[at + j] = v[j];",
+        "plain", "steps", "sgd", "common @store_edge",
         "if (at + j >= 0 && at + j <= n) p[at + j < n ? at + j : 0] = v[j];",
     ),
-    "last aggregate launch lost": (
-        "plain", "aggregates", "aggregate.cu", "aggregate.cu",
-        "  return flush();  // the last, partly filled table", "  return 0;",
-    ),
+    "last aggregate launch lost": ("plain", "aggregates", "aggregate", "aggregate @last_launch", "return 0;"),
     "running sum forgotten": (
-        "plain", "aggregates", "aggregate.cu", "aggregate.cu", "  if (!is_first) {", "  if (is_first && !is_last) {",
+        "plain", "aggregates", "aggregate", "aggregate @running_sum", "if (is_first && !is_last) {",
     ),
     "rejected row added": (
-        "plain", "aggregates", "aggregate.cu", "aggregate.cu",
-        "if (!norm.finite() || weight == 0) return {0, 0, 0};", "if (weight == 0) return {0, 0, 0};",
+        "plain", "aggregates", "aggregate", "aggregate @row_weight", "if (weight == 0) return {0, 0, 0};",
     ),
-    "rejected row counted": (
-        "plain", "aggregates", "aggregate.cu", "aggregate.cu", "    if (bad) continue;\n", "",
-    ),
-    "sum of rows that overflows": (
-        "plain", "aggregates", "aggregate.cu", "aggregate.cu", "    exponent += rows + 1;\n", "    exponent = 0;\n",
-    ),
+    "rejected row counted": ("plain", "aggregates", "aggregate", "aggregate @rejected", ""),
+    "sum of rows that overflows": ("plain", "aggregates", "aggregate", "aggregate @headroom", "exponent = 0;"),
     "row of an aggregate in 32 bits": (
-        "plain", "huge", "aggregate.cu", "aggregate.cu",
-        "table.base + i * table.stride * static_cast<int64_t>(sizeof(S))",
-        "table.base + static_cast<int>(i * table.stride * static_cast<int64_t>(sizeof(S)))",
+        "plain", "huge", "aggregate", "aggregate @row_start",
+        "const void* start = table.base ? table.base + static_cast<int>(i * table.stride * "
+        "static_cast<int64_t>(sizeof(S))) : table.list[i];",
     ),
     "columns beyond the target": (
-        "address", "aggregates", "aggregate.cu", "aggregate.cu",
-        "const int count = static_cast<int>(left < kWidth<S> ? left : kWidth<S>);", "const int count = kWidth<S>;",
+        "address", "aggregates", "aggregate", "aggregate @columns", "const int count = kWidth<S>;",
     ),
 }  # fmt: skip
 
 
+def test_every_marked_line_has_a_bug():
+    """And no two lines of a file have the same name."""
+    marked = [f"{path.stem} @{name}" for path in SOURCES for name in marks(path.read_text())]
+    assert sorted(marked) == sorted({plant[3] for plant in PLANTS.values()})
+
+
 @pytest.fixture(scope="module")
-def mutants(builds):
+def planted(builds):
     """All of them at once, so that the compiler is never idle."""
-    return {name: builds.mutant(name, m[0], *m[2:]) for name, m in MUTANTS.items()}
+    return {name: builds.planted(name, p[0], *p[2:]) for name, p in PLANTS.items()}
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_caught(mutants, name):
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_caught(planted, name):
     """By a wrong number or a crash or, under a sanitizer, by its report."""
-    build, part = MUTANTS[name][:2]
-    done = run_driver(mutants[name](), part)
+    build, part = PLANTS[name][:2]
+    done = run_driver(planted[name](), part)
     report = {"plain": "FAILED ", "address": "ERROR: AddressSanitizer|runtime error:", "thread": "ThreadSanitizer"}
     assert done.returncode != 0, f"{name} went unnoticed"
     crashed = build == "plain" and done.returncode < 0

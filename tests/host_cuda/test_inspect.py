@@ -29,7 +29,7 @@ def setup(folder, **env):
 
 class Built:
     def __init__(self, folder):
-        # a spill is an error, and -v tells of registers
+        # a spill is an error, and -v prints registers
         flags = "-Xptxas -v,-warn-spills,-Werror"
         done = setup(folder, FATCLIP_BUILD="cuda", NVCC_APPEND_FLAGS=flags)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -101,7 +101,7 @@ def test_the_module_brings_its_own_cudart(built):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
 def test_the_module_is_there_and_torch_has_no_cuda(built, tmp_path):
-    """Said, and no more than that: the library works."""
+    """show_config() reports it, and the library works."""
     package = Path(fatclip_ops.__file__).parent
     shutil.copytree(package, tmp_path / "fatclip_ops", ignore=shutil.ignore_patterns("__pycache__", "_cuda*"))
     shutil.copy(built.module, tmp_path / "fatclip_ops")
@@ -126,7 +126,7 @@ def test_the_module_is_there_and_torch_has_no_cuda(built, tmp_path):
         ),
     ],
 )
-def test_a_build_that_cannot_be_says_why(tmp_path, env, message):
+def test_a_failing_build_gives_the_reason(tmp_path, env, message):
     done = setup(tmp_path, FATCLIP_BUILD="cuda", **env)
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1] == message

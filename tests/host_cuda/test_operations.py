@@ -27,7 +27,7 @@ def values(*shape, dtype=torch.float32, seed=0):
 
 
 def whole(*shape, dtype=torch.float32, seed=0):
-    """Small whole numbers: sums of them and of their squares are exact in every order."""
+    """Small integers: sums of them and of their squares are exact in every order."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 

@@ -1,17 +1,22 @@
 """Builds of the CUDA sources with g++ and the stand-in for CUDA's headers: the driver, and a Python module."""
 
 import os
+import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "csrc"))
+import build_graph  # noqa: E402 - the rules of the build
+
 HERE = ROOT / "tests/host_cuda"
 CXX = os.environ.get("CXX", "g++")
-KERNELS = tuple(sorted(p.name for p in (ROOT / "csrc/cuda").glob("*.cu")))
+SOURCES = sorted((ROOT / "csrc/cuda").glob("*.cu*"))
+KERNELS = tuple(p.name for p in SOURCES if p.suffix == ".cu")
 DRIVER = tuple(sorted(p.name for p in HERE.glob("*.cpp")))
 # -fno-strict-aliasing: nvcc, too, lets a float be loaded as part of a 16-byte vector
 FLAGS = "-std=c++17 -O1 -g1 -fno-strict-aliasing -ffp-contract=off -Wall -Wextra -Werror -Wno-unknown-pragmas"
@@ -60,23 +65,34 @@ class Builds:
     def driver(self, build: str) -> str:
         return link(self.folder / f"driver-{build}", build, [f.result() for f in self._all(build)])
 
-    def mutant(self, name: str, build: str, kernel: str, changed: str, old: str, new: str) -> Callable[[], str]:
-        """A driver with one bug: `old` in `changed` (a file of csrc/cuda) is `new`, as far as `kernel` sees it.
+    def planted(self, name: str, build: str, kernel: str, where: str, line: str) -> Callable[[], str]:
+        """A driver with one bug, as far as `kernel` sees it: `line` in place of the one that `where` names.
 
-        Compiled in the background, linked by whoever asks: a job that waits for others could keep them from starting.
+        Compiled in the background, linked by the caller: a job that waits for others could keep them from starting.
         """
-        folder = self.folder / "mutants" / name.replace(" ", "-")
+        folder = self.folder / "planted" / name.replace(" ", "-")
         for part in ("core", "cuda"):
             shutil.copytree(ROOT / "csrc" / part, folder / part)
-        path = folder / "cuda" / changed
-        text = path.read_text()
-        assert text.count(old) == 1, f"{name}: found {text.count(old)} times in {changed}: {old!r}"
-        path.write_text(text.replace(old, new))
-        rest = self._all(build, without=(kernel,))
+        stem, mark = where.split(" @")
+        path = next((folder / "cuda").glob(f"{stem}.cu*"))
+        lines = path.read_text().split("\n")
+        lines[marks(path.read_text())[mark]] = line
+        path.write_text("\n".join(lines))
+        rest = self._all(build, without=(f"{kernel}.cu",))
         flags = f"{FLAGS} {BUILDS[build]} -Wno-error"
 
-        broken = self.pool.submit(compiled, folder / f"{kernel}.o", folder / "cuda" / kernel, flags)
+        broken = self.pool.submit(compiled, folder / f"{kernel}.o", folder / "cuda" / f"{kernel}.cu", flags)
         return lambda: link(folder / "driver", build, [broken.result(), *(f.result() for f in rest)])
+
+
+def marks(text: str) -> dict[str, int]:
+    """The lines that comments with @name mark: their own, or the next one where the comment is alone."""
+    found = {}
+    for number, line in enumerate(text.split("\n")):
+        if match := re.search(r"(\S?) *//(?: .*)? @([a-z_]+)$", line):
+            assert match[2] not in found, f"@{match[2]} marks two lines"
+            found[match[2]] = number if match[1] else number + 1
+    return found
 
 
 def link(target: Path, build: str, objects: list[str], *extra: str) -> str:
@@ -94,17 +110,11 @@ def run_driver(program: str, *parts: str, order: str = "forward") -> subprocess.
 
 
 def host_module(folder: Path) -> Path:
-    """The Python module of the CUDA half, made of the same sources, for tensors in CPU memory."""
-    import pybind11
-
-    include = f"-isystem {pybind11.get_include()} -isystem {sysconfig.get_paths()['include']}"
+    """The CUDA module, of the same sources, for tensors in CPU memory."""
+    include = build_graph.include_flags().replace("'", "")
     names = '-DFATCLIP_MODULE=_host_cuda -DFATCLIP_CUDA_ARCHITECTURES="host"'
     flags = f"{FLAGS} -O2 -fPIC -fvisibility=hidden -Wno-error {include} {names}"
-    sources = [
-        *(ROOT / "csrc/cuda" / name for name in KERNELS),
-        ROOT / "csrc/cuda/bindings.cpp",
-        ROOT / "csrc/tensor.cpp",
-    ]
+    sources = build_graph.sources(build_graph.CUDA)
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(lambda p: compiled(folder / f"{p.name}.o", p, flags), sources))
     return Path(link(folder / "_host_cuda.so", "plain", objects, "-shared"))

@@ -22,14 +22,14 @@ class Use(NamedTuple):
     spilled: int  # bytes
 
 
-_TYPES = {"f": "float32", "d": "float64", "NS0_8BFloat16E": "bfloat16", "NS0_7Float16E": "float16"}
+_TYPES = {"f": "float32", "d": "float64", "NS_8BFloat16E": "bfloat16", "NS_7Float16E": "float16"}
 _MOMENTUM = ("no momentum", "fresh momentum", "momentum")
 
 
 def short(mangled: str) -> str:
     """A name to read: `sgd_kernel float32, decay, momentum`."""
     match = re.search(
-        r"\d([a-z_]+_kernel)(?:I(f|d|NS0_8BFloat16E|NS0_7Float16E)(?:Lb([01])ELNS_8MomentumE([012]))?E)?", mangled
+        r"\d([a-z_]+_kernel)(?:I(f|d|NS_8BFloat16E|NS_7Float16E)(?:Lb([01])ELNS_8MomentumE([012]))?E)?", mangled
     )
     if match is None:
         raise ValueError(f"not one of our kernels: {mangled}")

@@ -1,103 +1,21 @@
-// The Python module of the CUDA half. It reads tensors as csrc/bindings.cpp does and enqueues the kernels on a stream.
-// Where some tensor is on another device, or laid out in a way the kernels do not walk, a function returns False and
-// has done nothing. Memory the kernels need comes from the caller's `allocate(doubles)`, a float64 tensor: torch's
-// allocator hands it out on the current stream and takes it back in stream order.
-#include <cuda_runtime.h>
-#include <pybind11/pybind11.h>
+// The Python module fatclip_ops._cuda. It reads tensors as cpu_module.cpp does and enqueues the kernels on a stream.
+// Where some tensor is on another device, or its layout is unsupported, a function returns False and has done nothing.
+// Memory the kernels need comes from the caller's `allocate(doubles)`, a float64 tensor: torch's allocator hands it out
+// on the current stream and takes it back in stream order.
 #include <pybind11/stl.h>
 
 #include <map>
-#include <string>
 #include <tuple>
 
-#include "../tensor.h"
-#include "launch.h"
+#include "cuda_call.h"
 
 #ifndef FATCLIP_MODULE
 #define FATCLIP_MODULE _cuda
 #endif
 
-namespace py = pybind11;
 using namespace fatclip;
 
 namespace {
-
-#ifdef __CUDA_HOST_SHIM__
-constexpr Device kHere = kCpu;  // the stand-in that tests run the kernels with
-#else
-constexpr Device kHere = kCuda;
-#endif
-
-void check(int error) {
-  if (error)
-    throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(static_cast<cudaError_t>(error)));
-}
-
-// Makes a device current for the launches of one call, and then the one that was.
-class Guard {
- public:
-  explicit Guard(int device) {
-    check(cudaGetDevice(&before_));
-    if (device == before_) return;
-    check(cudaSetDevice(device));
-    changed_ = true;
-  }
-  ~Guard() {
-    if (changed_) (void)cudaSetDevice(before_);
-  }
-  Guard(const Guard&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
-// The tensors of one call: all on one device.
-struct Call {
-  py::object allocate;
-  void* stream;
-  int device = -1;
-  std::vector<py::object> held;  // until the launches are enqueued
-
-  Call(py::object allocator, uintptr_t handle)
-      : allocate(std::move(allocator)), stream(reinterpret_cast<void*>(handle)) {}
-
-  bool take(py::handle tensor, View* v) {
-    if (!read(tensor, v, kHere) || (device >= 0 && v->device != device)) return false;
-    device = v->device;
-    return true;
-  }
-  // A float64 vector of n entries, or of any number for n < 0.
-  double* vector(py::handle tensor, int64_t n) {
-    View v;
-    if (!take(tensor, &v) || v.dtype != kFloat64 || (n >= 0 && v.n != n) || !v.dense())
-      throw std::invalid_argument("expected a float64 vector of another length or on another device");
-    return static_cast<double*>(v.data);
-  }
-  double* optional(py::handle tensor, int64_t n) { return tensor.is_none() ? nullptr : vector(tensor, n); }
-  // A number, or a float64 tensor with one element on the device.
-  cuda::Scalar scalar(py::handle value) {
-    if (PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())) return {value.cast<double>(), nullptr};
-    return {0, vector(value, 1)};
-  }
-  double* workspace(int64_t doubles) {
-    held.push_back(allocate(doubles));
-    View v;
-    if (!take(held.back(), &v) || v.dtype != kFloat64 || v.n < doubles || reinterpret_cast<uintptr_t>(v.data) % 16)
-      throw std::invalid_argument("allocate() returned something else than an aligned float64 tensor of the device");
-    return static_cast<double*>(v.data);
-  }
-};
-
-constexpr int64_t kPartialDoubles = sizeof(cuda::Partial) / sizeof(double);
-constexpr int64_t kStateDoubles = sizeof(cuda::RowState) / sizeof(double);
-constexpr int64_t kSummaryDoubles = sizeof(cuda::Summary) / sizeof(double);
-
-int64_t chunks_of(const std::vector<cuda::Block>& blocks) {
-  int64_t total = 0;
-  for (const cuda::Block& b : blocks) total += b.chunks();
-  return total;
-}
 
 // ---- one vector in many tensors
 
@@ -143,12 +61,12 @@ Hyper read_hyper(Call& call, const py::handle& item) {
 // A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout.
 bool read_update(Call& call, py::handle param, py::handle grad, py::handle buffer, cuda::Update* u, DType* dtype) {
   View p, g, b;
-  if (!call.take(param, &p) || !call.take(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.laid_out_as(p))
+  if (!call.take(param, &p) || !call.take(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p))
     return false;
   *u = {p.data, g.data, nullptr, 1, p.n, p.n, p.n};
   *dtype = p.dtype;
   if (buffer.is_none()) return true;
-  if (!call.take(buffer, &b) || b.dtype != p.dtype || !b.laid_out_as(p)) return false;
+  if (!call.take(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
   u->buffer = b.data;
   return true;
 }
@@ -157,7 +75,7 @@ bool read_update(Call& call, py::handle param, py::handle grad, py::handle buffe
 using Batches = std::map<std::tuple<int64_t, int, int>, std::vector<cuda::Update>>;  // by group, dtype, momentum
 
 // One step: the norm (unless `known` gives its parts), the decision on the device, then the update. `report` gets the
-// norm of the unscaled gradient, `skips` one more where the step was left out, `taken` whether it was not.
+// norm of the unscaled gradient, `skips` one more where the step was skipped, `taken` whether it was applied.
 bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& buffers, const std::vector<bool>& fresh,
                  const std::vector<int64_t>& groups, const py::list& hypers, py::handle lam, py::handle scale,
                  py::handle found_inf, bool skip_nonfinite, py::handle known, py::handle report, py::handle skips,
@@ -206,13 +124,6 @@ bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& 
 }
 
 // ---- the rows of a matrix
-
-bool read_matrix(Call& call, py::handle matrix, cuda::Block* b) {
-  View v;
-  if (!call.take(matrix, &v) || v.dims != 2 || (v.shape[1] > 1 && v.strides[1] != 1)) return false;
-  *b = {v.data, v.shape[0], v.strides[0], v.shape[1], v.dtype};
-  return true;
-}
 
 // Norms of the rows, and what is to become of each; the states follow the partials in the workspace.
 cuda::RowState* rows_states(Call& call, const cuda::Block& rows, py::handle lam, cuda::Use use, double* norms) {
@@ -263,105 +174,6 @@ bool py_batched_sgd(py::handle x, py::handle g, py::handle lr, py::handle lam, p
   return true;
 }
 
-// Rows to aggregate: a matrix, or m lists of `pieces` tensors.
-struct Rows {
-  int64_t m = 0, d = 0, pieces = 1;
-  const void* base = nullptr;
-  int64_t stride = 0;
-  DType dtype = kFloat32;
-  std::vector<cuda::Block> blocks;
-  std::vector<const void*> lists;  // by piece, then by row
-
-  bool read(Call& call, py::handle rows, int64_t count) {
-    pieces = count ? count : 1;
-    if (!count) {
-      blocks.resize(1);
-      if (!read_matrix(call, rows, &blocks[0])) return false;
-      base = blocks[0].data;
-      stride = blocks[0].stride;
-      m = blocks[0].rows;
-      d = blocks[0].n;
-      dtype = blocks[0].dtype;
-      return m > 0;
-    }
-    const py::list tensors = py::reinterpret_borrow<py::list>(rows);
-    if (tensors.empty() || tensors.size() % pieces) throw std::invalid_argument("not a whole number of rows");
-    m = static_cast<int64_t>(tensors.size()) / pieces;
-    lists.resize(tensors.size());
-    for (int64_t i = 0; i < m * pieces; ++i) {
-      View v;
-      if (!call.take(tensors[i], &v) || !v.row_major()) return false;
-      if (i == 0) dtype = v.dtype;
-      if (i < pieces) d += v.n;
-      if (v.dtype != dtype || (i >= pieces && v.n != blocks[i % pieces].n)) return false;
-      blocks.push_back({v.data, 1, v.n, v.n, v.dtype});
-      lists[(i % pieces) * m + i / pieces] = v.data;
-    }
-    return true;
-  }
-};
-
-// targets (-)= scale * reduce_i(clip(row_i)). info: a Summary, then norms, coefficients and rejected rows (m each).
-bool py_aggregate(py::handle rows_at, int64_t pieces, py::handle lam, py::handle weights, bool mean, bool strict,
-                  const py::list& targets_at, bool subtract, py::handle scale, py::handle info, py::object allocate,
-                  uintptr_t stream) {
-  Call call(std::move(allocate), stream);
-  Rows rows;
-  if (!rows.read(call, rows_at, pieces)) return false;
-  std::vector<cuda::Target> targets;
-  int64_t column = 0;
-  for (const py::handle t : targets_at) {
-    View v;
-    if (!call.take(t, &v) || !v.row_major()) return false;
-    if (rows.pieces > 1 && (targets.size() >= size_t(rows.pieces) || v.n != rows.blocks[targets.size()].n))
-      return false;
-    targets.push_back({v.data, v.n, column, v.dtype});
-    column += v.n;
-  }
-  if (column != rows.d || (rows.pieces > 1 && targets.size() != size_t(rows.pieces))) return false;
-  const int64_t m = rows.m, chunks = chunks_of(rows.blocks);
-  double* out = call.vector(info, 3 * m + kSummaryDoubles);
-  if (reinterpret_cast<uintptr_t>(out) % 16) throw std::invalid_argument("info is not aligned to 16 bytes");
-  auto* summary = reinterpret_cast<cuda::Summary*>(out);
-  double* norms = out + kSummaryDoubles;
-  const cuda::Scalar bound = call.scalar(lam);
-  const bool running = !rows.base && m > cuda::list_rows();
-  const int64_t states_at = (chunks + 1) * kPartialDoubles, weights_at = states_at + m * kStateDoubles;
-  const int64_t acc_at = weights_at + 3 * m;
-  double* room = call.workspace(acc_at + (running ? rows.d : 0));
-  auto* partials = reinterpret_cast<cuda::Partial*>(room);
-  auto* states = reinterpret_cast<cuda::RowState*>(room + states_at);
-  const cuda::Weigh w = {states, m,          bound,     call.scalar(scale), call.optional(weights, m), mean,
-                         strict, rows.dtype, norms + m, norms + 2 * m,      room + weights_at,         summary};
-  Guard guard(call.device);
-  check(cuda::sum_squares(rows.blocks.data(), rows.blocks.size(), partials, call.stream));
-  check(cuda::finish_rows(partials, m, chunks / m, bound, cuda::kWeigh, rows.dtype, norms, states, call.stream));
-  check(cuda::weigh(w, call.stream));
-  for (int64_t s = 0; s < rows.pieces; ++s) {
-    cuda::Aggregate a = {rows.base,
-                         rows.stride,
-                         rows.lists.data() + s * m,
-                         m,
-                         rows.dtype,
-                         targets.data(),
-                         static_cast<int64_t>(targets.size()),
-                         room + weights_at,
-                         summary,
-                         room + acc_at,
-                         subtract};
-    cuda::Target one = {};
-    if (rows.pieces > 1) {  // each piece has its own rows
-      one = targets[s];
-      a.acc += one.column;
-      one.column = 0;
-      a.targets = &one;
-      a.target_count = 1;
-    }
-    check(cuda::aggregate(a, call.stream));
-  }
-  return true;
-}
-
 std::string py_usable(int device) {
   int before = 0;
   if (const cudaError_t e = cudaGetDevice(&before)) return cudaGetErrorString(e);
@@ -389,7 +201,7 @@ PYBIND11_MODULE(FATCLIP_MODULE, m) {
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  m.def("aggregate", &py_aggregate);
+  add_aggregate(m);
 #ifdef __CUDA_HOST_SHIM__
   m.def("current_device", [] { return hc_device; });
 #endif

@@ -3,7 +3,7 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
-#include "cpu/algorithms.h"
+#include "../core/dtype.h"
 
 namespace fatclip {
 
@@ -22,14 +22,21 @@ struct View {
   bool dense() const;
   // Whether they do so in row-major order.
   bool row_major() const;
+  // Whether it is a matrix of contiguous rows, at any distance.
+  bool has_rows() const { return dims == 2 && (shape[1] <= 1 || strides[1] == 1); }
   // Whether the same address arithmetic reaches the same index of both.
-  bool laid_out_as(const View& other) const;
+  bool has_layout_of(const View& other) const;
 };
 
 // Names the exact types that may be read: torch.Tensor and torch.nn.Parameter. Subclasses may have no memory.
 void register_types(pybind11::handle tensor, pybind11::handle parameter);
 
-// False, and no exception, where `object` is not a plain dense tensor of that device and of a dtype the kernels know.
+// False, and no exception, where `object` is not a plain dense tensor of that device and of a dtype that kernels take.
 bool read(pybind11::handle object, View* view, Device device = kCpu);
+// The same for int64 on the CPU.
+bool read_int64(pybind11::handle object, View* view);
+
+// The memory of a float64 vector of m entries on the CPU; throws std::invalid_argument for anything else.
+double* read_vector(pybind11::handle tensor, int64_t m);
 
 }  // namespace fatclip

@@ -1,6 +1,7 @@
 #include "tensor.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 namespace py = pybind11;
@@ -23,7 +24,7 @@ struct DLPackExchangeAPI {
   int (*dltensor_from_py_object)(void* object, DLTensor* out);
   void* current_work_stream;
 };
-constexpr int kFloatCode = 2, kBfloatCode = 4;
+constexpr int kIntCode = 0, kFloatCode = 2, kBfloatCode = 4;
 
 PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
 const DLPackExchangeAPI* exchange = nullptr;
@@ -59,6 +60,8 @@ bool read_by_exchange(py::handle object, View* view, Device device) {
     view->dtype = kBFloat16;
   } else if (t.code == kFloatCode && t.bits == 16) {
     view->dtype = kFloat16;
+  } else if (t.code == kIntCode && t.bits == 64) {
+    view->dtype = kInt64;
   } else {
     return false;
   }
@@ -113,7 +116,7 @@ bool View::row_major() const {
   return true;
 }
 
-bool View::laid_out_as(const View& other) const {
+bool View::has_layout_of(const View& other) const {
   if (dims != other.dims) return false;
   for (int i = 0; i < dims; ++i)
     if (shape[i] != other.shape[i] || (strides[i] != other.strides[i] && shape[i] != 1 && n != 0)) return false;
@@ -133,8 +136,8 @@ void register_types(py::handle tensor, py::handle parameter) {
   const py::module_ torch = py::module_::import("torch");
   strided = py::object(torch.attr("strided")).release().ptr();
   dtype_codes = new py::dict;
-  const char* const names[kDTypes] = {"float32", "float64", "bfloat16", "float16"};
-  for (int i = 0; i < kDTypes; ++i) (*dtype_codes)[torch.attr(names[i])] = i;
+  const char* const names[] = {"float32", "float64", "bfloat16", "float16", "int64"};
+  for (int i = 0; i <= kInt64; ++i) (*dtype_codes)[torch.attr(names[i])] = i;
   if (!py::hasattr(tensor, "__dlpack_c_exchange_api__")) return;
   const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
   const auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -142,7 +145,9 @@ void register_types(py::handle tensor, py::handle parameter) {
   if (table && table->major == 1 && table->dltensor_from_py_object) exchange = table;
 }
 
-bool read(py::handle object, View* view, Device device) {
+namespace {
+
+bool read_any(py::handle object, View* view, Device device) {
   PyTypeObject* const type = Py_TYPE(object.ptr());
   if (type != tensor_type && type != parameter_type) return false;
   if (!(exchange ? read_by_exchange(object, view, device) : read_by_methods(object, view, device))) return false;
@@ -153,6 +158,21 @@ bool read(py::handle object, View* view, Device device) {
   for (int i = 0; i < view->dims; ++i)
     if (view->shape[i] > 1 && view->strides[i] & 1) return true;
   return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
+}
+
+}  // namespace
+
+bool read(py::handle object, View* view, Device device) {
+  return read_any(object, view, device) && view->dtype != kInt64;
+}
+
+bool read_int64(py::handle object, View* view) { return read_any(object, view, kCpu) && view->dtype == kInt64; }
+
+double* read_vector(py::handle tensor, int64_t m) {
+  View v;
+  if (!read(tensor, &v) || v.dtype != kFloat64 || v.n != m || !v.dense())
+    throw std::invalid_argument("expected a float64 vector of another length");
+  return static_cast<double*>(v.data);
 }
 
 }  // namespace fatclip

@@ -1,12 +1,16 @@
-// The Python module. It takes tensors and numbers, reads the tensors' memory (tensor.h) and calls the algorithms; no
-// PyTorch headers, so one build serves every version of torch. Where some tensor is not plain CPU memory, or is laid
-// out in a way the kernels do not walk, the function returns None and has done nothing: Python then takes another way.
+// The Python module fatclip_ops._native. It takes tensors and numbers, reads the tensors' memory (tensor.h) and calls
+// the algorithms; no PyTorch headers, so one build serves every version of torch. Where some tensor is not plain CPU
+// memory, or its layout is unsupported, the function returns None or False and has done nothing: Python then falls
+// back.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <optional>
 #include <string>
 
+#include "../cpu/algorithms.h"
+#include "../cpu/blocks.h"
+#include "fast_call.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -14,78 +18,26 @@ using namespace fatclip;
 
 namespace {
 
-// Small calls keep the GIL: giving it up costs more than they take.
-struct MaybeReleaseGil {
-  explicit MaybeReleaseGil(int64_t elements) {
-    if (elements > (1 << 16)) release.emplace();
-  }
-  std::optional<py::gil_scoped_release> release;
-};
-
 py::tuple as_tuple(const Norm& n) { return py::make_tuple(n.value(), n.mantissa, n.exponent); }
 
 // ---- one vector in many tensors
 
-// A float64 vector of m entries.
-double* read_vector(py::handle tensor, int64_t m) {
-  View v;
-  if (!read(tensor, &v) || v.dtype != kFloat64 || v.n != m || !v.dense())
-    throw std::invalid_argument("expected a float64 vector of another length");
-  return static_cast<double*>(v.data);
-}
-
 // (value, mantissa, exponent) of the norm of all tensors taken as one vector
 py::object py_global_norm(const py::list& tensors, int threads) {
-  std::vector<Slot> slots(tensors.size());
+  std::vector<Span> spans(tensors.size());
   int64_t elements = 0;
-  for (size_t i = 0; i < slots.size(); ++i) {
+  for (size_t i = 0; i < spans.size(); ++i) {
     View v;
     if (!read(tensors[i], &v) || !v.dense()) return py::none();
-    slots[i] = {nullptr, v.data, nullptr, v.n, v.dtype, kNone, 0};
+    spans[i] = {v.data, v.n, v.dtype};
     elements += v.n;
   }
   Norm norm;
   {
     MaybeReleaseGil gil(elements);
-    norm = global_norm(slots, threads);
+    norm = global_norm(spans, threads);
   }
   return as_tuple(norm);
-}
-
-// The two functions that run once per step take their arguments as an array: pybind11's conversions would cost more
-// than the work on a small model.
-struct Args {
-  PyObject* const* at;
-
-  py::handle object(int i) const { return at[i]; }
-  double number(int i) const { return checked(PyFloat_AsDouble(at[i]), -1.0); }
-  int integer(int i) const { return static_cast<int>(checked(PyLong_AsLong(at[i]), -1L)); }
-  bool flag(int i) const { return checked(PyObject_IsTrue(at[i]), -1) == 1; }
-  py::list list(int i) const {
-    if (!PyList_Check(at[i])) throw py::type_error("expected a list");
-    return py::reinterpret_borrow<py::list>(at[i]);
-  }
-
-  template <class T>
-  static T checked(T value, T mark) {
-    if (value == mark && PyErr_Occurred()) throw py::error_already_set();
-    return value;
-  }
-};
-
-template <py::object (*kFunction)(Args), Py_ssize_t kCount>
-PyObject* call_fast(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != kCount) return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", kCount, count);
-  try {
-    return kFunction(Args{args}).release().ptr();
-  } catch (py::error_already_set& e) {
-    e.restore();
-  } catch (const py::builtin_exception& e) {
-    e.set_error();
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_ValueError, e.what());
-  }
-  return nullptr;
 }
 
 // (lr, momentum, dampening, weight_decay, nesterov, maximize)
@@ -96,16 +48,14 @@ SgdHyper as_hyper(PyObject* t) {
 }
 
 // A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout.
-bool read_slot(py::handle param, py::handle grad, py::handle buffer, Slot* slot) {
+bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fresh, SgdBlock* t) {
   View p, g, b;
-  if (!read(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.laid_out_as(p)) return false;
-  slot->param = p.data;
-  slot->grad = g.data;
-  slot->n = p.n;
-  slot->dtype = p.dtype;
+  if (!read(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p)) return false;
+  *t = {p.data, g.data, nullptr, p.n, p.dtype, kNone, nullptr, {}};
   if (buffer.is_none()) return true;
-  if (!read(buffer, &b) || b.dtype != p.dtype || !b.laid_out_as(p)) return false;
-  slot->buffer = b.data;
+  if (!read(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
+  t->buffer = b.data;
+  t->momentum = fresh ? kFresh : kRunning;
   return true;
 }
 
@@ -122,22 +72,25 @@ py::object py_sgd_step(Args a) {
   const size_t count = params.size();
   if (grads.size() != count || buffers.size() != count || fresh.size() != count || groups.size() != count)
     throw std::invalid_argument("the lists of a step differ in length");
-  thread_local std::vector<Slot> slots;
-  slots.assign(count, Slot{});
-  int64_t elements = 0;
-  for (size_t i = 0; i < count; ++i) {
-    Slot& slot = slots[i];
-    const py::handle buffer = PyList_GET_ITEM(buffers.ptr(), i);
-    if (!read_slot(PyList_GET_ITEM(params.ptr(), i), PyList_GET_ITEM(grads.ptr(), i), buffer, &slot)) return py::none();
-    slot.momentum = buffer.is_none() ? kNone : PyList_GET_ITEM(fresh.ptr(), i) == Py_True ? kFresh : kRunning;
-    slot.group = static_cast<int>(PyLong_AsLong(PyList_GET_ITEM(groups.ptr(), i)));
-    if (slot.group < 0 || static_cast<size_t>(slot.group) >= hypers.size())
-      throw std::invalid_argument("a step's group is out of range");
-    elements += slot.n;
-  }
   thread_local std::vector<SgdHyper> hyper;
   hyper.clear();
   for (size_t i = 0; i < hypers.size(); ++i) hyper.push_back(as_hyper(PyList_GET_ITEM(hypers.ptr(), i)));
+  thread_local std::vector<SgdBlock> tensors;
+  thread_local std::vector<Span> spans;
+  tensors.resize(count);
+  spans.resize(count);
+  int64_t elements = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto item = [i](const py::list& list) { return PyList_GET_ITEM(list.ptr(), i); };
+    SgdBlock& t = tensors[i];
+    if (!read_tensors(item(params), item(grads), item(buffers), item(fresh) == Py_True, &t)) return py::none();
+    const long group = PyLong_AsLong(item(groups));
+    if (group < 0 || static_cast<size_t>(group) >= hyper.size())
+      throw std::invalid_argument("a step's group is out of range");
+    t.hyper = &hyper[group];
+    spans[i] = {t.g, t.n, t.dtype};
+    elements += t.n;
+  }
   double* report = read_vector(a.object(11), 1);
   Norm norm;
   if (given) {
@@ -147,10 +100,10 @@ py::object py_sgd_step(Args a) {
   bool step = false;
   {
     MaybeReleaseGil gil(elements);
-    if (!given) norm = global_norm(slots, threads);
+    if (!given) norm = global_norm(spans, threads);
     norm = norm.times(inv_scale);
     step = !forced_skip && (norm.finite() || !skip_nonfinite);
-    if (step) sgd_update(slots, hyper, norm, lam, inv_scale, threads);
+    if (step) sgd_update(tensors, norm, lam, inv_scale, threads);
   }
   *report = norm.value();
   return py::bool_(step);
@@ -160,7 +113,7 @@ py::object py_sgd_step(Args a) {
 
 bool read_rows(py::handle matrix, Rows* rows) {
   View v;
-  if (!read(matrix, &v) || v.dims != 2 || (v.shape[1] > 1 && v.strides[1] != 1)) return false;
+  if (!read(matrix, &v) || !v.has_rows()) return false;
   *rows = matrix_rows(v.data, v.shape[0], v.shape[1], v.strides[0], v.dtype);
   return true;
 }
@@ -195,7 +148,8 @@ bool py_batched_sgd(py::handle x, py::handle g, double lr, double lam, py::handl
 
 // Rows in pieces: a list of m * pieces tensors, each in row-major order.
 bool read_pieces(const py::list& tensors, size_t pieces, Rows* rows) {
-  if (!pieces || tensors.empty() || tensors.size() % pieces) throw std::invalid_argument("not a whole number of rows");
+  if (!pieces || tensors.empty() || tensors.size() % pieces)
+    throw std::invalid_argument("the tensors do not make up full rows");
   rows->m = static_cast<int64_t>(tensors.size() / pieces);
   rows->d = 0;
   rows->pieces.resize(tensors.size());
@@ -214,18 +168,43 @@ bool read_pieces(const py::list& tensors, size_t pieces, Rows* rows) {
   return true;
 }
 
-// rows: a matrix, or a list of tensors with `pieces` of them per client.
-// Returns (norms and coefficients as 2 * m doubles, rejected rows, how many were clipped, whether the target was
-// written).
-// rows, pieces, lam, weights, mean, strict, targets, subtract, scale, threads
+// The named tuple that `aggregate` returns: norms_and_coefs, rejected, clipped, applied. Python's own constructor would
+// cost a tenth of a small call.
+PyTypeObject* result_type = nullptr;
+
+void register_result(py::handle type) {
+  if (!PyType_Check(type.ptr()) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()), &PyTuple_Type))
+    throw py::type_error("expected a named tuple");
+  result_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+}
+
+py::object as_result(py::object norms_and_coefs, py::object rejected, const AggregateResult& r) {
+  auto result = py::reinterpret_steal<py::object>(result_type->tp_alloc(result_type, 4));
+  if (!result) throw py::error_already_set();
+  PyTuple_SET_ITEM(result.ptr(), 0, norms_and_coefs.release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 1, rejected.release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 2, py::int_(r.clipped).release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 3, py::bool_(r.applied).release().ptr());
+  return result;
+}
+
+// rows: a matrix, or a pair: all rows' tensors in one list, and how many belong to a row.
+bool read_matrix_or_pieces(py::handle rows, Rows* out) {
+  if (!PyTuple_Check(rows.ptr())) return read_rows(rows, out);
+  if (PyTuple_GET_SIZE(rows.ptr()) != 2) throw py::type_error("expected tensors and how many belong to a row");
+  const Args pair{reinterpret_cast<PyTupleObject*>(rows.ptr())->ob_item};
+  return read_pieces(pair.list(0), static_cast<size_t>(pair.integer(1)), out);
+}
+
+// rows, lam, weights, mean, strict, targets, subtract, scale, threads
 py::object py_aggregate(Args a) {
-  const int pieces = a.integer(1), threads = a.integer(9);
-  const double lam = a.number(2), scale = a.number(8);
-  const bool mean = a.flag(4), strict = a.flag(5), subtract = a.flag(7);
-  const py::handle weights = a.object(3);
-  const py::list targets = a.list(6);
+  const int threads = a.integer(8);
+  const double lam = a.number(1), scale = a.number(7);
+  const bool mean = a.flag(3), strict = a.flag(4), subtract = a.flag(6);
+  const py::handle weights = a.object(2);
+  const py::list targets = a.list(5);
   Rows rows;
-  if (!(pieces ? read_pieces(a.list(0), pieces, &rows) : read_rows(a.object(0), &rows))) return py::none();
+  if (!read_matrix_or_pieces(a.object(0), &rows)) return py::none();
   std::vector<Target> outs(targets.size());
   int64_t covered = 0;
   for (size_t i = 0; i < outs.size(); ++i) {
@@ -251,14 +230,13 @@ py::object py_aggregate(Args a) {
   py::tuple bad(r.rejected);
   for (size_t i = 0, k = 0; r.rejected && i < m; ++i)
     if (rejected[i]) bad[k++] = i;
-  return py::make_tuple(std::move(info), std::move(bad), r.clipped, r.applied);
+  return as_result(std::move(info), std::move(bad), r);
 }
 
 std::vector<std::string> isas() {
-  int count = 0;
-  const Kernels* const* tables = all_kernels(&count);
   std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.push_back(tables[i]->name);
+  for (int i = 0; i < kIsas; ++i)
+    if (is_built(static_cast<Isa>(i))) names.push_back(isa_name(static_cast<Isa>(i)));
   return names;
 }
 
@@ -267,23 +245,20 @@ std::vector<std::string> isas() {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "fatclip's CPU kernels";
   try {
-    kernels();
+    isa_in_use();
   } catch (const std::exception& e) {
     throw py::import_error(e.what());
   }
-  m.def("isa", [] { return std::string(kernels().name); });
+  m.attr("BLOCK") = kBlock;  // elements whose squares are summed in one go
+  m.def("isa", [] { return isa_name(isa_in_use()); });
   m.def("isas", &isas);
   m.def("compiler", [] { return std::string(FATCLIP_COMPILER); });
   m.def("register_types", &register_types);
+  m.def("register_result", &register_result);
   m.def("global_norm", &py_global_norm);
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  static PyMethodDef fast[] = {
-      {"sgd_step", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast<py_sgd_step, 13>)),
-       METH_FASTCALL, nullptr},
-      {"aggregate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast<py_aggregate, 10>)),
-       METH_FASTCALL, nullptr},
-      {nullptr, nullptr, 0, nullptr}};
-  if (PyModule_AddFunctions(m.ptr(), fast) != 0) throw py::error_already_set();
+  static PyMethodDef fast[] = {fast_method<py_sgd_step, 13>("sgd_step"), fast_method<py_aggregate, 9>("aggregate"), {}};
+  add_methods(m, fast);
 }

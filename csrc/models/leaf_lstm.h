@@ -1,38 +1,62 @@
-// The pointwise part of an LSTM step for one instruction set. lstm.cpp includes this once for each, with Floats and
-// Ints (vectors of float and int32), kFloats, the attribute FATCLIP_TARGET, and fma(a, b, c), load_few(p, count) and
-// store_few(p, v, count) defined.
+// The pointwise part of an LSTM layer's step, forward and backward, for all samples of all clients. Part of
+// kernels.cpp.
+//
+// One pass over memory in place of twenty. Gates are logistic functions of their inputs, that of g included
+// (tanh(a) = 2 s(2a) - 1, the factor 2 is in the weights); the caller multiplies by the constant factors of the
+// derivatives.
+#pragma once
+#include "../cpu/simd.h"
+#include "models.h"
+
+namespace fatclip {
+namespace {
+
+typedef int32_t Ints __attribute__((vector_size(kBytes)));
+
+inline Floats all(float t) { return splat((Floats*)nullptr, t); }
+
+// The first `count` elements, fewer than a vector has.
+#if defined(__AVX512F__)
+inline __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Floats load_few(const float* p, int64_t count) { return (Floats)_mm512_maskz_loadu_ps(first(count), p); }
+inline void store_few(float* p, Floats v, int64_t count) { _mm512_mask_storeu_ps(p, first(count), (__m512)v); }
+#elif defined(__AVX2__)
+inline __m256i first(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Floats load_few(const float* p, int64_t count) { return (Floats)_mm256_maskload_ps(p, first(count)); }
+inline void store_few(float* p, Floats v, int64_t count) { _mm256_maskstore_ps(p, first(count), (__m256)v); }
+#endif
 
 // Some elements of a row: whole vectors, and at its end what is left.
-FATCLIP_TARGET inline Floats load(const float* p, int64_t count) {
+inline Floats load(const float* p, int64_t count) {
   if (count < kFloats) return load_few(p, count);
-  Floats v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
+  return fatclip::load<Floats>(p);
 }
-FATCLIP_TARGET inline void store(float* p, Floats v, int64_t count) {
+inline void store(float* p, Floats v, int64_t count) {
   if (count < kFloats) return store_few(p, v, count);
-  std::memcpy(p, &v, sizeof v);
+  put(p, v);
 }
 
 // exp(x) to 2 units in the last place; flushed to about 1e-38 and 1e38 at the ends, nan stays.
-FATCLIP_TARGET inline Floats exponential(Floats x) {
-  constexpr float kWhole = 0x1.8p23f;  // what is added to it is rounded to a whole number
-  x = -87.0f > x ? Floats{} - 87.0f : x;
-  x = 88.0f < x ? Floats{} + 88.0f : x;
+inline Floats exponential(Floats x) {
+  constexpr float kWhole = 0x1.8p23f;  // what is added to it is rounded to an integer
+  constexpr float kTaylor[8] = {1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+  x = -87.0f > x ? all(-87) : x;
+  x = 88.0f < x ? all(88) : x;
   const Floats whole = (x * 1.44269504f + kWhole) - kWhole;
-  Floats r = fma(whole, Floats{} - 0.693359375f, x);
-  r = fma(whole, Floats{} + 2.12194440e-4f, r);
-  Floats p = Floats{} + 1.0f / 5040;
-  for (const float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = fma(p, r, Floats{} + c);
+  Floats r = fma(whole, all(-0.693359375f), x);
+  r = fma(whole, all(2.12194440e-4f), r);
+  Floats p = all(kTaylor[0]);
+  for (int i = 1; i < 8; ++i) p = fma(p, r, all(kTaylor[i]));
   const Ints bits = (__builtin_convertvector(whole, Ints) + 127) << 23;
-  Floats power;
-  std::memcpy(&power, &bits, sizeof power);
-  return p * power;
+  return p * bit_cast<Floats>(bits);
 }
-FATCLIP_TARGET inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
+inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
-FATCLIP_TARGET void forward(const Forward& a, int64_t rows, int64_t hidden) {
-  for (int64_t row = 0; row < rows; ++row) {
+void lstm_forward(const LstmForward& a) {
+  const int64_t hidden = a.hidden;
+  for (int64_t row = 0; row < a.rows; ++row) {
     float* gates = a.gates + row * 4 * hidden;
     for (int64_t j = 0; j < hidden; j += kFloats) {
       const int64_t count = hidden - j, at = row * hidden + j;
@@ -52,8 +76,9 @@ FATCLIP_TARGET void forward(const Forward& a, int64_t rows, int64_t hidden) {
   }
 }
 
-FATCLIP_TARGET void backward(const Backward& a, int64_t rows, int64_t hidden) {
-  for (int64_t row = 0; row < rows; ++row) {
+void lstm_backward(const LstmBackward& a) {
+  const int64_t hidden = a.hidden;
+  for (int64_t row = 0; row < a.rows; ++row) {
     const float* gates = a.gates + row * 4 * hidden;
     float* grads = a.grads + row * 4 * hidden;
     float* kept = a.kept + row / a.batch * a.kept_stride + row % a.batch * 4 * hidden;
@@ -77,3 +102,6 @@ FATCLIP_TARGET void backward(const Backward& a, int64_t rows, int64_t hidden) {
     }
   }
 }
+
+}  // namespace
+}  // namespace fatclip
