@@ -91,8 +91,8 @@ check: static
 
 docs: $(TOOLS)
 	$(call say,mkdocs build --strict)
-	$(call quietly,$(PY) -m mkdocs build --strict --site-dir $(SITE),the documentation was not built)
-	$(call say,the documentation is in $(SITE)/index.html)
+	$(call quietly,NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir $(SITE),the documentation was not built)
+	$(call say,the site is in $(SITE); python3 -m http.server --directory $(SITE) shows it with search)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so fatclip_ops/_cuda*.so fedsim/_models*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
