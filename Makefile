@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 TOO_OLD := $(filter 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9,$(VERSION))
 # The stamps carry what an environment depends on: when that changes, it is made anew.
-LOCKED := $(VENV)/run-$(shell { cat $(RUN_LOCK); echo "$(VERSION) $(CURDIR) $(SYSTEM_TORCH)"; } | cksum | cut -d' ' -f1)
+LOCKED := $(VENV)/run-$(shell { cat $(RUN_LOCK); echo "$(VERSION) $(CURDIR) $(if $(SYSTEM_TORCH),$(PYTHON))"; } | cksum | cut -d' ' -f1)
 TOOLS := $(VENV)/dev-$(shell cksum < $(DEV_LOCK) | cut -d' ' -f1)
 INSTALLED := $(VENV)/installed
 BUILT := $(VENV)/built
