@@ -40,8 +40,8 @@ quietly = @mkdir -p $(VENV) && $(1) > $(LOG) 2>&1 || { cat $(LOG); echo "fatclip
 pip_install = @{ $(PY) -m pip install $(1) 2>&1; echo $$? > $(VENV)/status; } | tee $(LOG) \
 	| sed -nu 's/^Collecting \([^ ;]*\).*/fatclip:   \1/p; s,^Processing .*/\([^/-]*-[^-]*\)-.*,fatclip:   \1,p; s/^Installing collected packages.*/fatclip:   unpacking/p'; \
 	test "$$(cat $(VENV)/status)" = 0 || { cat $(LOG); echo "fatclip: the packages were not installed" >&2; exit 1; }
-# Runs pytest on all cores; four are enough, and every process takes half a gigabyte. Threads that wait must not spin on a
-# core that another process needs.
+# Runs pytest on all cores, at most four: every process imports torch. Threads that wait must not spin on a core that
+# another process needs.
 pytest = @OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
 	--no-loadscope-reorder $(1) $(ARGS)
 
