@@ -1,15 +1,18 @@
-# Everything runs in .venv, made from requirements-dev.lock on first use.
-#   make run    make test    make bench    make check
-# PYTHON=python3.12 picks another interpreter; ARGS="-k server" goes to pytest or to fedsim.
+# Everything runs in .venv. `make run` installs requirements-run.lock there; the other commands add requirements-dev.lock.
+# PYTHON=python3.12 picks another interpreter, ARGS="-k server" goes to pytest or to fedsim, and SYSTEM_TORCH=1 uses the
+# torch of PYTHON instead of installing one.
 
 PYTHON ?= python3
 ARGS ?=
 PEERS ?=
+SYSTEM_TORCH ?=
 RESULTS := benchmarks/results
 VENV := .venv
 PY := $(VENV)/bin/python
 LOG := $(VENV)/log.txt
-LOCK := requirements-dev.lock
+RUN_LOCK := requirements-run.lock
+DEV_LOCK := requirements-dev.lock
+SITE := build/site
 
 # Another torch or site-packages on the path would take the place of the locked one.
 unexport PYTHONPATH
@@ -17,8 +20,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 TOO_OLD := $(filter 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9,$(VERSION))
-# The stamp carries the lock, the interpreter and the folder: change one and the environment is made anew.
-LOCKED := $(VENV)/locked-$(shell { cat $(LOCK); echo "$(VERSION) $(CURDIR)"; } | cksum | cut -d' ' -f1)
+# The stamps carry what an environment depends on: when that changes, it is made anew.
+LOCKED := $(VENV)/run-$(shell { cat $(RUN_LOCK); echo "$(VERSION) $(CURDIR) $(if $(SYSTEM_TORCH),$(PYTHON))"; } | cksum | cut -d' ' -f1)
+TOOLS := $(VENV)/dev-$(shell cksum < $(DEV_LOCK) | cut -d' ' -f1)
 INSTALLED := $(VENV)/installed
 BUILT := $(VENV)/built
 
@@ -32,42 +36,66 @@ say = @echo "fatclip: $(1)"
 # Runs a command; what it wrote is shown only if it failed.
 quietly = @mkdir -p $(VENV) && $(1) > $(LOG) 2>&1 || { cat $(LOG); echo "fatclip: $(2)" >&2; exit 1; }
 
-.PHONY: help run test bench check clean always
+# Runs pip; each package is named when its turn comes.
+pip_install = @{ $(PY) -m pip install $(1) 2>&1; echo $$? > $(VENV)/status; } | tee $(LOG) \
+	| sed -nu 's/^Collecting \([^ ;]*\).*/fatclip:   \1/p; s,^Processing .*/\([^/-]*-[^-]*\)-.*,fatclip:   \1,p; s/^Installing collected packages.*/fatclip:   unpacking/p'; \
+	test "$$(cat $(VENV)/status)" = 0 || { cat $(LOG); echo "fatclip: the packages were not installed" >&2; exit 1; }
+# Runs pytest on all cores, at most four: every process imports torch. Threads that wait must not spin on a core that
+# another process needs.
+pytest = @OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
+	--no-loadscope-reorder $(1) $(ARGS)
+
+.PHONY: help run quick test bench check static docs clean always
 
 help:
 	@echo "make run     the paper's synthetic experiments: tables, figures, reports"
-	@echo "make test    static checks, then all tests"
+	@echo "make quick   lint, types and the fast tests: after every change"
+	@echo "make test    static checks, documentation, all tests"
 	@echo "make check   static checks only: ruff, mypy, clang-format"
+	@echo "make docs    the documentation, as a site in $(SITE)"
 	@echo "make bench   time kernels and simulated rounds; writes benchmarks/results and the tables"
 	@echo "make clean   remove .venv, build products and caches"
 
 run: $(BUILT)
+	$(call say,experiment 1 of 2: the quadratic under Cauchy noise)
 	@$(PY) -m fedsim run synthetic-cauchy $(ARGS)
+	$(call say,experiment 2 of 2: the quadratic under alpha-stable noise)
 	@$(PY) -m fedsim run synthetic-alpha $(ARGS)
 
-test: check
+quick: static
+	$(call say,pytest: the fast tests)
+	$(call pytest,--quiet -m "not slow")
+
+test: check docs
 	$(call say,pytest)
-	@$(PY) -m pytest $(ARGS)
+	$(call pytest,)
 
 # PEERS=pfl,fedjax,flwr compares with them, too; their environments are made under ~/.cache/fatclip.
-bench: $(BUILT)
+bench: $(TOOLS) $(BUILT)
 	@$(PY) -m benchmarks kernels --out $(RESULTS) --readme benchmarks/README.md
 	@$(PY) -m benchmarks rounds --peers "$(PEERS)" --out $(RESULTS) --readme benchmarks/README.md
 	@$(PY) -m benchmarks growth --out $(RESULTS)
 	@$(PY) -m benchmarks engines --out $(RESULTS)
 
-check: $(BUILT)
+static: $(TOOLS) $(BUILT)
 	$(call say,ruff check)
 	@$(PY) -m ruff check --quiet .
 	$(call say,ruff format --check)
 	@$(PY) -m ruff format --quiet --check .
 	$(call say,mypy --strict fatclip_ops)
 	@$(PY) -m mypy --strict --no-error-summary fatclip_ops
+
+check: static
 	$(call say,clang-format)
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
 
+docs: $(TOOLS)
+	$(call say,mkdocs build --strict)
+	$(call quietly,NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir $(SITE),the documentation was not built)
+	$(call say,the site is in $(SITE); python3 -m http.server --directory $(SITE) shows it with search)
+
 clean:
-	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so fatclip_ops/_cuda*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so fatclip_ops/_cuda*.so fedsim/_models*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 
 $(LOCKED):
 	$(if $(VERSION),,$(error fatclip needs Python 3.10 or newer, and `$(PYTHON)` does not run here; name one with `make PYTHON=...`))
@@ -75,18 +103,33 @@ $(LOCKED):
 	$(call say,making $(VENV) with Python $(VERSION))
 	@rm -rf $(VENV)
 	$(call quietly,$(PYTHON) -m venv $(VENV),'$(PYTHON) -m venv' failed; on Debian and Ubuntu it comes with the package python3-venv)
-	$(call say,installing $(LOCK) (a minute or two)...)
-	$(call quietly,$(PY) -m pip install -r $(LOCK),the packages of $(LOCK) were not installed)
+ifeq ($(SYSTEM_TORCH),)
+	$(call say,installing $(RUN_LOCK); torch is the largest part and takes a minute or more)
+	$(call pip_install,-r $(RUN_LOCK))
+else
+	@$(PYTHON) -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])' > $(VENV)/torch.pth \
+		|| { echo "fatclip: SYSTEM_TORCH=1, but $(PYTHON) cannot import torch" >&2; exit 1; }
+	$(call say,using the torch in $$(cat $(VENV)/torch.pth); installing the rest of $(RUN_LOCK))
+	@cp $(VENV)/torch.pth $(VENV)/lib/python$(VERSION)/site-packages/
+	@sed '/^# torch/,$$d' $(RUN_LOCK) > $(VENV)/without-torch.lock
+	$(call pip_install,-r $(VENV)/without-torch.lock)
+endif
+	@touch $@
+
+$(TOOLS): $(LOCKED)
+	$(call say,installing $(DEV_LOCK); a minute or two)
+	$(call pip_install,-r $(DEV_LOCK))
 	@touch $@
 
 # The package is linked once; the extension is built apart, in build/, where ninja compiles only what has changed.
 $(INSTALLED): $(LOCKED) setup.py pyproject.toml
+	$(call say,linking the package into $(VENV))
 	$(call quietly,FATCLIP_BUILD=none $(PY) -m pip install --no-build-isolation --no-deps -e .,the package was not installed)
 	@touch $@
 
 CUDA_MISSING := $(if $(filter cuda,$(FATCLIP_BUILD)),$(if $(wildcard fatclip_ops/_cuda*.so),,always))
 $(BUILT): $(INSTALLED) $(shell find csrc) $(if $(wildcard fatclip_ops/_native*.so),,always) $(CUDA_MISSING)
-	$(call say,building the native extension)
+	$(call say,compiling the native extension)
 	$(call quietly,FATCLIP_BUILD=$(FATCLIP_BUILD) $(PY) setup.py build_ext --inplace,the build failed; FATCLIP_BUILD=none leaves the native extension out)
 	@grep -h '^fatclip: ' $(LOG) || true
 	@touch $@
