@@ -128,8 +128,10 @@ $(INSTALLED): $(LOCKED) setup.py pyproject.toml
 	@touch $@
 
 CUDA_MISSING := $(if $(filter cuda,$(FATCLIP_BUILD)),$(if $(wildcard fatclip_ops/_cuda*.so),,always))
-$(BUILT): $(INSTALLED) $(shell find csrc) $(if $(wildcard fatclip_ops/_native*.so),,always) $(CUDA_MISSING)
-	$(call say,compiling the native extension)
+SOURCES := $(shell find csrc -name __pycache__ -prune -o -type f -print)
+NATIVE_MISSING := $(if $(and $(wildcard fatclip_ops/_native*.so),$(wildcard fedsim/_models*.so)),,always)
+$(BUILT): $(INSTALLED) $(SOURCES) $(NATIVE_MISSING) $(CUDA_MISSING)
+	$(call say,compiling the native extensions)
 	$(call quietly,FATCLIP_BUILD=$(FATCLIP_BUILD) $(PY) setup.py build_ext --inplace,the build failed; FATCLIP_BUILD=none leaves the native extension out)
 	@grep -h '^fatclip: ' $(LOG) || true
 	@touch $@

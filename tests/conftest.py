@@ -13,7 +13,7 @@ SLOW = [
         "csrc",
         "host_cuda",
         "fatclip_ops/test_compile.py",
-        "fatclip_ops/test_config.py",
+        "fatclip_ops/test_diagnostics.py",
         "far_device",
         "fatclip_ops/test_optim_process.py",
         "fatclip_ops/test_functions_plain.py",

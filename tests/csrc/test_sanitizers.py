@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "csrc"))
 import build_graph  # noqa: E402 - the rules of the build
 
 HERE = Path(__file__).parent

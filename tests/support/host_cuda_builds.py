@@ -4,13 +4,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "csrc"))
 import build_graph  # noqa: E402 - the rules of the build
 
 HERE = ROOT / "tests/host_cuda"
