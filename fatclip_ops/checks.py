@@ -90,6 +90,13 @@ def check_writable(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has elements that share memory (an expanded tensor?); pass {name}.clone()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires grad and is changed in place: call this under torch.no_grad()")
+    check_inference(name, tensor.is_inference())
+
+
+def check_inference(name: str, is_inference: bool) -> None:
+    """An inference tensor may be written to in inference mode only, as torch has it."""
+    if is_inference and not torch.is_inference_mode_enabled():
+        raise RuntimeError(f"{name} was made in inference mode and can be changed in that mode only; pass a clone")
 
 
 def check_tensors(name: str, value: Any) -> list[Tensor]:

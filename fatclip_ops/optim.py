@@ -18,7 +18,17 @@ from . import library
 from .backends import cpu, cuda, read_number, reference, select_update
 from .backends.layout import as_real
 from .backends.types import Backend, Hyper, StepInputs
-from .checks import check_choice, check_flag, check_group, check_lam, check_lr, check_one_lam, check_parameter, describe
+from .checks import (
+    check_choice,
+    check_flag,
+    check_group,
+    check_inference,
+    check_lam,
+    check_lr,
+    check_one_lam,
+    check_parameter,
+    describe,
+)
 from .functional import clip_rows_
 from .local_round import LocalRound
 
@@ -52,6 +62,7 @@ class FatClipOptimizer(LocalRound):
         fused: True insists on the native kernels, False takes plain PyTorch, None decides.
     """
 
+    _are_inference = False  # whether some parameter was made in inference mode
     _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling p.grad
 
     def __init__(
@@ -120,6 +131,7 @@ class FatClipOptimizer(LocalRound):
         for entry in params if isinstance(params, (list, tuple)) else [params]:
             check_parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
         super().add_param_group(group)
+        self._are_inference |= any(p.is_inference() for p in self.param_groups[-1]["params"])
         if self._in_round:
             for p in self.param_groups[-1]["params"]:
                 self.state[p]["round_start"] = p.detach().clone()
@@ -202,6 +214,8 @@ class FatClipOptimizer(LocalRound):
 
     def _run(self, inputs: StepInputs) -> bool:
         """The step by the kernels or by the reference; returns whether it was applied."""
+        if self._are_inference:
+            check_inference("params", True)
         backend: Backend = reference
         if self.fused is not False and inputs.params:
             backend = select_update(inputs.params[0])
@@ -210,11 +224,21 @@ class FatClipOptimizer(LocalRound):
         applied = None if backend is reference else backend.step(inputs)
         if applied is not None:
             return applied
+        for p, g, b in zip(inputs.params, inputs.grads, inputs.buffers, strict=True):
+            self._check_match(p, g, b)
         if self.fused and inputs.params:
             raise ValueError(
                 "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
             )
         return reference.step(inputs)
+
+    def _check_match(self, p: Tensor, g: Tensor, buffer: Tensor | None) -> None:
+        """Refuses a parameter whose shape or dtype has changed since its gradient or momentum was made."""
+        if not (p.is_floating_point() or p.is_complex()):
+            raise TypeError(f"{self._name_of(p)} must be floating or complex, got {describe(p)}")
+        for what, t in (("gradient", g), ("momentum buffer", buffer)):
+            if t is not None and t.shape != p.shape:
+                raise ValueError(f"{self._name_of(p)} has a {what} of shape {tuple(t.shape)}; nothing was changed")
 
     def _count_on(self, inputs: StepInputs) -> None:
         """Keeps the norm and the count of skipped steps where the parameters are: the CUDA kernels write them there."""
@@ -325,8 +349,8 @@ class FatClipPR(FatClipOptimizer):
 def _hyper(group: dict[str, Any]) -> Hyper:
     return Hyper(
         read_number(group["lr"], check_lr),
-        group["momentum"],
-        group["dampening"],
+        float(group["momentum"]),
+        float(group["dampening"]),
         float(group["weight_decay"]),
         group["nesterov"],
         group["maximize"],

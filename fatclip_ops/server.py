@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .backends import cpu, read_number, reference, select_update
-from .backends.layout import overlaps
+from .backends.layout import overlaps, share_memory
 from .backends.types import AggregateResult, Backend, PendingResult
-from .checks import check_choice, check_lam, check_lr, check_tensors
+from .checks import check_choice, check_floating, check_inference, check_lam, check_lr, check_tensors
+from .narrow import move_narrow
 from .results import ServerResult
 from .updates import prepare_weights, read_updates
 
@@ -29,7 +31,6 @@ class FatClipServer:
         reduce: "mean" is sum(w c D) / sum(w) over the accepted clients, "sum" is sum(w c D).
         nonfinite: "reject" leaves broken clients out, "raise" raises ValueError naming them; nothing is changed then.
 
-    >>> import torch
     >>> x = torch.zeros(2)
     >>> server = FatClipServer([x], lr=1.0, lam=5.0)
     >>> server.step(torch.tensor([[30.0, 40.0], [0.0, 1.0], [float("nan"), 0.0]]))
@@ -55,9 +56,13 @@ class FatClipServer:
         for i, p in enumerate(self.params):
             if overlaps(p):
                 raise ValueError(f"params[{i}] has elements that share memory (an expanded tensor?)")
+            for j, q in enumerate(self.params[:i]):
+                if share_memory(p, q):
+                    raise ValueError(f"params[{i}] shares memory with params[{j}] (tied weights?); pass each once")
         check_lr(lr)
         check_lam(lam)
         self.lr, self.lam, self.reduce, self.nonfinite = lr, lam, reduce, nonfinite
+        self._are_inference = any(p.is_inference() for p in self.params)
 
     def step(self, deltas: Any, weights: Any = None) -> ServerResult:
         """Moves the model by the clients' updates, none of which is modified.
@@ -66,6 +71,8 @@ class FatClipServer:
             with the shapes of the parameters. Any floating dtype.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
+        if self._are_inference:
+            check_inference("params", True)
         lr, lam, mean, strict = self.lr, self.lam, self.reduce == "mean", self.nonfinite == "raise"
         if not (type(lr) is type(lam) is float and 0 <= lr < _INF and lam > 0):
             lr, lam = read_number(lr, check_lr), read_number(lam, check_lam)
@@ -76,17 +83,25 @@ class FatClipServer:
             result = cpu.aggregate(deltas, self.params, lam, None, mean, strict, True, lr)
         seen = ServerResult(self._step_checked(backend, deltas, weights, lr, lam) if result is None else result)
         if strict and seen.rejected:
-            raise ValueError(f"clients {seen.rejected} sent nan or inf; the model was not moved")
+            raise ValueError(f"clients {seen.rejected} sent nan, inf or too large numbers; the model was not moved")
         return seen
 
     def _step_checked(
         self, backend: Backend, deltas: Any, weights: Any, lr: Any, lam: Any
     ) -> AggregateResult | PendingResult:
         """A step from updates and weights in any form."""
+        for i, p in enumerate(self.params):
+            check_floating(f"params[{i}]", p)  # it may have changed since the construction
         rows = read_updates(deltas, self.params)
         on_host = isinstance(lr, float)
         w, factor = prepare_weights(weights, rows, self.reduce, lr if on_host else 1.0)
         scale = factor if on_host else lr * factor
-        how = (self.params, lam, w, self.reduce == "mean", self.nonfinite == "raise", True, scale)
-        result = backend.aggregate(rows, *how)
-        return reference.aggregate(rows, *how) if result is None else result
+        how = (self.reduce == "mean", self.nonfinite == "raise", True, scale)
+
+        def move(targets: list[Tensor], weights: Tensor | None) -> AggregateResult | PendingResult:
+            result = backend.aggregate(rows, targets, lam, weights, *how)
+            return reference.aggregate(rows, targets, lam, weights, *how) if result is None else result
+
+        if any(p.dtype is torch.float16 for p in self.params):
+            return move_narrow(self.params, rows, w, self.nonfinite == "raise", move)
+        return move(self.params, w)

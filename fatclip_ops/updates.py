@@ -103,6 +103,8 @@ def is_array(value: Any) -> bool:
 
 def tensor_from_array(name: str, array: Any) -> Tensor:
     """A tensor from a NumPy array of real numbers; it shares the memory where torch can."""
+    if hasattr(array, "mask"):
+        raise TypeError(f"{name} is a masked array: fill or drop the masked entries first, got {type(array).__name__}")
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} must hold real numbers, got an array of {array.dtype}")
     if array.dtype.itemsize > 8:  # long double: torch has no such dtype

@@ -42,6 +42,8 @@ struct Block {
 
   int64_t chunks_per_row() const { return (n + kChunk - 1) / kChunk; }
   int64_t chunks() const { return rows * chunks_per_row(); }
+  // From the first element to the end of the last, gaps included.
+  int64_t bytes() const { return rows && n ? ((rows - 1) * stride + n) * kSize[dtype] : 0; }
 };
 
 // partials[i] = the sum of squares of chunk i, counted through blocks, rows and chunks in order. `blocks` is on the

@@ -11,6 +11,7 @@
 #include "../cpu/algorithms.h"
 #include "../cpu/blocks.h"
 #include "fast_call.h"
+#include "ranges.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -47,15 +48,18 @@ SgdHyper as_hyper(PyObject* t) {
   return {a.number(0), a.number(1), a.number(2), a.number(3), a.flag(4), a.flag(5)};
 }
 
-// A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout.
-bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fresh, SgdBlock* t) {
+// A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout. What is to be written is
+// added to `written`.
+bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fresh, SgdBlock* t, Ranges* written) {
   View p, g, b;
   if (!read(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p)) return false;
   *t = {p.data, g.data, nullptr, p.n, p.dtype, kNone, nullptr, {}};
+  written->add(p.data, p.bytes());
   if (buffer.is_none()) return true;
   if (!read(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
   t->buffer = b.data;
   t->momentum = fresh ? kFresh : kRunning;
+  written->add(b.data, b.bytes());
   return true;
 }
 
@@ -72,18 +76,20 @@ py::object py_sgd_step(Args a) {
   const size_t count = params.size();
   if (grads.size() != count || buffers.size() != count || fresh.size() != count || groups.size() != count)
     throw std::invalid_argument("the lists of a step differ in length");
-  thread_local std::vector<SgdHyper> hyper;
-  hyper.clear();
+  std::vector<SgdHyper> hyper;  // not kept between calls: a number's __float__ may take a step of its own
   for (size_t i = 0; i < hypers.size(); ++i) hyper.push_back(as_hyper(PyList_GET_ITEM(hypers.ptr(), i)));
   thread_local std::vector<SgdBlock> tensors;
   thread_local std::vector<Span> spans;
+  thread_local Ranges written;
+  written.clear();
   tensors.resize(count);
   spans.resize(count);
   int64_t elements = 0;
   for (size_t i = 0; i < count; ++i) {
     auto item = [i](const py::list& list) { return PyList_GET_ITEM(list.ptr(), i); };
     SgdBlock& t = tensors[i];
-    if (!read_tensors(item(params), item(grads), item(buffers), item(fresh) == Py_True, &t)) return py::none();
+    if (!read_tensors(item(params), item(grads), item(buffers), item(fresh) == Py_True, &t, &written))
+      return py::none();
     const long group = PyLong_AsLong(item(groups));
     if (group < 0 || static_cast<size_t>(group) >= hyper.size())
       throw std::invalid_argument("a step's group is out of range");
@@ -91,6 +97,9 @@ py::object py_sgd_step(Args a) {
     spans[i] = {t.g, t.n, t.dtype};
     elements += t.n;
   }
+  if (!written.disjoint()) return py::none();
+  for (const SgdBlock& t : tensors)  // a gradient may be its parameter, element by element, and nothing else of these
+    if (t.g != t.x && written.touch(t.g, t.n * kSize[t.dtype])) return py::none();
   double* report = read_vector(a.object(11), 1);
   Norm norm;
   if (given) {
@@ -111,9 +120,10 @@ py::object py_sgd_step(Args a) {
 
 // ---- the rows of a matrix
 
-bool read_rows(py::handle matrix, Rows* rows) {
+bool read_rows(py::handle matrix, Rows* rows, View* view = nullptr) {
   View v;
   if (!read(matrix, &v) || !v.has_rows()) return false;
+  if (view) *view = v;
   *rows = matrix_rows(v.data, v.shape[0], v.shape[1], v.strides[0], v.dtype);
   return true;
 }
@@ -138,7 +148,12 @@ bool py_clip_rows(py::handle matrix, double lam, py::handle norms, int threads) 
 
 bool py_batched_sgd(py::handle x, py::handle g, double lr, double lam, py::handle norms, int threads) {
   Rows xs, gs;
-  if (!read_rows(x, &xs) || !read_rows(g, &gs)) return false;
+  View all_x, all_g;
+  if (!read_rows(x, &xs, &all_x) || !read_rows(g, &gs, &all_g)) return false;
+  Ranges written;
+  written.add(all_x.data, all_x.bytes());
+  const bool same = all_x.data == all_g.data && all_x.has_layout_of(all_g);
+  if (!same && written.touch(all_g.data, all_g.bytes())) return false;
   if (xs.m != gs.m || xs.d != gs.d || xs.dtype != gs.dtype) throw std::invalid_argument("X and G differ");
   double* out = read_vector(norms, gs.m);
   MaybeReleaseGil gil(gs.m * gs.d);
@@ -196,6 +211,13 @@ bool read_matrix_or_pieces(py::handle rows, Rows* out) {
   return read_pieces(pair.list(0), static_cast<size_t>(pair.integer(1)), out);
 }
 
+bool touch(const Ranges& written, const Rows& rows) {
+  const size_t pieces = rows.lengths.size();
+  for (size_t i = 0; i < rows.pieces.size(); ++i)
+    if (written.touch(rows.pieces[i], rows.lengths[i % pieces] * kSize[rows.dtype])) return true;
+  return false;
+}
+
 // rows, lam, weights, mean, strict, targets, subtract, scale, threads
 py::object py_aggregate(Args a) {
   const int threads = a.integer(8);
@@ -206,14 +228,18 @@ py::object py_aggregate(Args a) {
   Rows rows;
   if (!read_matrix_or_pieces(a.object(0), &rows)) return py::none();
   std::vector<Target> outs(targets.size());
+  thread_local Ranges written;
+  written.clear();
   int64_t covered = 0;
   for (size_t i = 0; i < outs.size(); ++i) {
     View v;
     if (!read(PyList_GET_ITEM(targets.ptr(), i), &v) || !v.row_major()) return py::none();
+    if (subtract && v.dtype == kFloat16) return py::none();  // its range is small: Python looks at the result first
     outs[i] = {v.data, v.n, v.dtype};
+    written.add(v.data, v.bytes());
     covered += v.n;
   }
-  if (covered != rows.d || rows.m == 0) return py::none();
+  if (covered != rows.d || rows.m == 0 || !written.disjoint() || touch(written, rows)) return py::none();
   const double* w = weights.is_none() ? nullptr : read_vector(weights, rows.m);
   const size_t m = static_cast<size_t>(rows.m);
   auto info = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, 2 * m * sizeof(double)));

@@ -44,17 +44,23 @@ struct Rows {
   }
 };
 
-// The targets cover the columns of the rows; those of rows in pieces are cut as the pieces are.
+// The targets cover the columns of the rows, and share no memory with them; those of rows in pieces are cut as the
+// pieces are.
 bool read_targets(Call& call, const py::list& tensors, const Rows& rows, std::vector<cuda::Target>* targets) {
   int64_t column = 0;
+  Ranges written;
   for (const py::handle t : tensors) {
     View v;
     if (!call.take(t, &v) || !v.row_major()) return false;
     if (rows.pieces > 1 && (targets->size() >= size_t(rows.pieces) || v.n != rows.blocks[targets->size()].n))
       return false;
     targets->push_back({v.data, v.n, column, v.dtype});
+    written.add(v.data, v.bytes());
     column += v.n;
   }
+  if (!written.disjoint()) return false;
+  for (const cuda::Block& b : rows.blocks)
+    if (written.touch(b.data, b.bytes())) return false;
   return column == rows.d && (rows.pieces == 1 || targets->size() == size_t(rows.pieces));
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../cuda/launch.h"
+#include "ranges.h"
 #include "tensor.h"
 
 namespace fatclip {

@@ -58,16 +58,20 @@ Hyper read_hyper(Call& call, const py::handle& item) {
           call.scalar(t[0])};
 }
 
-// A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout.
-bool read_update(Call& call, py::handle param, py::handle grad, py::handle buffer, cuda::Update* u, DType* dtype) {
+// A parameter, its gradient and its buffer (or None): dense, of one dtype and one layout. What is to be written is
+// added to `written`.
+bool read_update(Call& call, py::handle param, py::handle grad, py::handle buffer, cuda::Update* u, DType* dtype,
+                 Ranges* written) {
   View p, g, b;
   if (!call.take(param, &p) || !call.take(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p))
     return false;
   *u = {p.data, g.data, nullptr, 1, p.n, p.n, p.n};
   *dtype = p.dtype;
+  written->add(p.data, p.bytes());
   if (buffer.is_none()) return true;
   if (!call.take(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
   u->buffer = b.data;
+  written->add(b.data, b.bytes());
   return true;
 }
 
@@ -86,16 +90,21 @@ bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& 
   Call call(std::move(allocate), stream);
   std::vector<cuda::Block> blocks;
   Batches batches;
+  Ranges written;
   for (size_t i = 0; i < count; ++i) {
     cuda::Update u;
     DType dtype = kFloat32;
-    if (!read_update(call, params[i], grads[i], buffers[i], &u, &dtype)) return false;
+    if (!read_update(call, params[i], grads[i], buffers[i], &u, &dtype, &written)) return false;
     if (groups[i] < 0 || static_cast<size_t>(groups[i]) >= hypers.size())
       throw std::invalid_argument("a step's group is out of range");
     const Momentum momentum = !u.buffer ? kNone : fresh[i] ? kFresh : kRunning;
     blocks.push_back({u.g, 1, u.n, u.n, dtype});
     batches[{groups[i], dtype, momentum}].push_back(u);
   }
+  if (!written.disjoint()) return false;
+  for (const auto& [key, items] : batches)  // a gradient may be its parameter, and nothing else of these
+    for (const cuda::Update& u : items)
+      if (u.g != u.x && written.touch(u.g, u.n * kSize[std::get<1>(key)])) return false;
   std::vector<Hyper> hyper;
   for (const py::handle h : hypers) hyper.push_back(read_hyper(call, h));
   cuda::Decide d = {};
@@ -165,6 +174,9 @@ bool py_batched_sgd(py::handle x, py::handle g, py::handle lr, py::handle lam, p
   cuda::Block xs, gs;
   if (!read_matrix(call, x, &xs) || !read_matrix(call, g, &gs)) return false;
   if (xs.rows != gs.rows || xs.n != gs.n || xs.dtype != gs.dtype) throw std::invalid_argument("X and G differ");
+  Ranges written;
+  written.add(xs.data, xs.bytes());
+  if (!(xs.data == gs.data && xs.stride == gs.stride) && written.touch(gs.data, gs.bytes())) return false;
   double* out = call.vector(norms, gs.rows);
   const cuda::Scalar rate = call.scalar(lr);
   Guard guard(call.device);

@@ -24,6 +24,7 @@ struct DLPackExchangeAPI {
   int (*dltensor_from_py_object)(void* object, DLTensor* out);
   void* current_work_stream;
 };
+constexpr uintptr_t kLowest = 1 << 20;  // no process has memory below
 constexpr int kIntCode = 0, kFloatCode = 2, kBfloatCode = 4;
 
 PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
@@ -123,6 +124,12 @@ bool View::has_layout_of(const View& other) const {
   return true;
 }
 
+int64_t View::bytes() const {
+  int64_t last = 0;
+  for (int i = 0; i < dims; ++i) last += (shape[i] - 1) * strides[i];
+  return n ? (last + 1) * kSize[dtype] : 0;
+}
+
 void register_types(py::handle tensor, py::handle parameter) {
   tensor_type = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   parameter_type = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
@@ -153,10 +160,10 @@ bool read_any(py::handle object, View* view, Device device) {
   if (!(exchange ? read_by_exchange(object, view, device) : read_by_methods(object, view, device))) return false;
   view->n = 1;
   for (int i = 0; i < view->dims; ++i) view->n *= view->shape[i];
-  // A lazily negated tensor is the imaginary part of a conjugated complex one: its memory is not its value, and its
-  // strides are even. Only then is it worth the call to ask.
-  for (int i = 0; i < view->dims; ++i)
-    if (view->shape[i] > 1 && view->strides[i] & 1) return true;
+  // No memory at all: zeros that are never stored, or a storage that was resized to nothing (its address is the
+  // offset).
+  if (view->n && reinterpret_cast<uintptr_t>(view->data) < kLowest) return false;
+  // The memory of a lazily negated tensor is not its value.
   return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
 }
 

@@ -24,6 +24,8 @@ struct View {
   bool row_major() const;
   // Whether it is a matrix of contiguous rows, at any distance.
   bool has_rows() const { return dims == 2 && (shape[1] <= 1 || strides[1] == 1); }
+  // From the first element to the end of the last, gaps included.
+  int64_t bytes() const;
   // Whether the same address arithmetic reaches the same index of both.
   bool has_layout_of(const View& other) const;
 };

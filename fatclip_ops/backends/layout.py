@@ -1,6 +1,8 @@
 """How tensors lie in memory, and what to do where the kernels refuse that: copy, compute, copy back."""
 
+import bisect
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +24,49 @@ def as_real(t: Tensor) -> Tensor:
 
 def row_major(t: Tensor) -> Tensor:
     """A copy of t in row-major order, with no lazy negation pending."""
-    return t.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+    check_memory(t)
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t.detach())
+
+
+def check_memory(t: Tensor) -> None:
+    """Refuses a tensor whose storage was resized to less than it needs: to read it would crash."""
+    if t._is_zerotensor() or t.is_meta or t.numel() == 0:
+        return
+    _, end = _extent(t, int(t.storage_offset()) * t.itemsize)
+    if t.untyped_storage().nbytes() < end:
+        raise ValueError(f"a {tuple(t.shape)} tensor of {t.dtype} has no memory: its storage was resized")
+
+
+def _extent(t: Tensor, begin: int) -> tuple[int, int]:
+    """The bytes from the first element, at `begin`, to the end of the last, gaps included."""
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return begin, begin + (last + 1) * t.itemsize if t.numel() else begin
+
+
+def touching(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[bool]:
+    """Which of the tensors share memory with one of the others, gaps included."""
+    taken = sorted(_extent(t, t.data_ptr()) for t in others if t.numel())
+    reach = list(itertools.accumulate((end for _, end in taken), max))
+    found = []
+    for t in tensors:
+        begin, end = _extent(t, t.data_ptr())
+        before = bisect.bisect_left(taken, (end, 0))  # those that begin before this one ends
+        found.append(begin < end and before > 0 and reach[before - 1] > begin)
+    return found
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether some element of a is an element of b."""
+    if not (a.numel() and b.numel() and touching([a], [b])[0]):
+        return False
+    if a.itemsize != b.itemsize or (is_dense(a) and is_dense(b)):
+        return True
+    (a_begin, a_end), (b_begin, b_end) = _extent(a, a.data_ptr()), _extent(b, b.data_ptr())
+    begin = min(a_begin, b_begin)
+    seen = torch.zeros((max(a_end, b_end) - begin) // a.itemsize + 1, dtype=torch.bool, device="cpu")
+    a_at, b_at = ((start - begin) // a.itemsize for start in (a_begin, b_begin))
+    seen.as_strided(a.shape, a.stride(), a_at).fill_(True)
+    return bool(seen.as_strided(b.shape, b.stride(), b_at).any())
 
 
 def overlaps(t: Tensor) -> bool:
@@ -44,12 +88,17 @@ def is_dense(t: Tensor) -> bool:
         if stride != expected:
             return False
         expected *= size
-    return not t.is_neg()
+    return _is_stored(t)
 
 
 def in_layout_of(like: Tensor, t: Tensor) -> Tensor:
     """t, or a copy of it, with the strides of `like`."""
-    return t if t.stride() == like.stride() and not t.is_neg() else torch.empty_like(like).copy_(t)
+    return t if t.stride() == like.stride() and _is_stored(t) else torch.empty_like(like).copy_(t)
+
+
+def _is_stored(t: Tensor) -> bool:
+    """Whether the memory holds the values: no negation is pending, and they are not zeros without memory."""
+    return not t.is_neg() and not t._is_zerotensor()
 
 
 def run(kernel: Callable[..., bool], tensors: Sequence[Tensor], *rest: Any, writes: bool = False) -> bool:
@@ -79,12 +128,14 @@ def step_on_copies(inputs: StepInputs, step: Callable[[StepInputs], bool | None]
     grads: list[Tensor] = []
     buffers: list[Tensor | None] = []
     copied: list[tuple[Tensor, Tensor]] = []
-    for p, g, b in zip(inputs.params, inputs.grads, inputs.buffers, strict=True):
-        if type(p) not in (Tensor, Parameter) or g.dtype != p.dtype or g.device != p.device:
-            return None
+    triples = list(zip(inputs.params, inputs.grads, inputs.buffers, strict=True))
+    if not all(_match(p, g, b) for p, g, b in triples):
+        return None
+    for (p, g, b), overlaps_params in zip(triples, touching(inputs.grads, inputs.params), strict=True):
+        check_memory(g)
         real = as_real(p)
         params.append(real if is_dense(real) else row_major(real))
-        grads.append(in_layout_of(params[-1], as_real(g)))
+        grads.append(in_layout_of(params[-1], as_real(g.clone() if overlaps_params else g)))
         copied.append((real, params[-1]))
         buffer = None if b is None else in_layout_of(params[-1], as_real(b))
         buffers.append(buffer)
@@ -98,13 +149,28 @@ def step_on_copies(inputs: StepInputs, step: Callable[[StepInputs], bool | None]
     return applied
 
 
+def _match(p: Tensor, g: Tensor, buffer: Tensor | None) -> bool:
+    """Whether a gradient and a momentum buffer belong to a parameter, which is a plain tensor."""
+    if type(p) not in (Tensor, Parameter) or (g.shape, g.dtype, g.device) != (p.shape, p.dtype, p.device):
+        return False
+    return buffer is None or buffer.shape == p.shape
+
+
 @torch.no_grad()
 def aggregate_on_copies(aggregate: Callable[..., T | None], rows: Rows, targets: list[Tensor], *how: Any) -> T | None:
-    """An aggregate on row-major copies of what is not row-major; None where all is, so the refusal is final."""
+    """An aggregate on row-major copies of what is not, and of rows that share memory with a target.
+
+    None where nothing had to be copied, so the refusal is final.
+    """
     if not all(t.layout is torch.strided for t in _tensors(rows)):
         return None
+    for t in _tensors(rows):
+        check_memory(t)
     dtype = functools.reduce(torch.promote_types, {t.dtype for t in _tensors(rows)})
-    plain_rows = map_rows(lambda t: t if t.dtype == dtype and _is_row_major(t) else row_major(t.to(dtype)), rows)
+    shared = iter(touching(_tensors(rows), targets))
+    plain_rows = map_rows(
+        lambda t: row_major(t).to(dtype) if next(shared) or t.dtype != dtype or not _is_row_major(t) else t, rows
+    )
     plain_targets = [t if _is_row_major(t) else row_major(t) for t in targets]
     pairs = list(zip([*_tensors(rows), *targets], [*_tensors(plain_rows), *plain_targets], strict=True))
     if all(given is plain for given, plain in pairs):
@@ -122,4 +188,4 @@ def _tensors(rows: Rows) -> list[Tensor]:
 
 
 def _is_row_major(t: Tensor) -> bool:
-    return t.is_contiguous() and not t.is_neg()
+    return t.is_contiguous() and _is_stored(t)

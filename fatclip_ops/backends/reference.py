@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import as_real
+from .layout import as_real, touching
 from .types import AggregateResult, Hyper, Norm, Pieces, Rows, StepInputs, scale_pow2
 
 # An exponent below that of every float64, for norms that are zero.
@@ -164,7 +164,9 @@ def _check_one_device(params: list[Tensor]) -> None:
 @torch.no_grad()
 def step(inputs: StepInputs) -> bool:
     _check_one_device(inputs.params)
-    grads = [as_real(g) for g in inputs.grads]
+    # a gradient in the memory of a parameter would change on the way
+    shared = touching(inputs.grads, inputs.params)
+    grads = [as_real(g.clone() if s else g) for g, s in zip(inputs.grads, shared, strict=True)]
     norm = norm_of_all(grads) if inputs.norm is None else Norm(inputs.norm[1], inputs.norm[2])
     inv_scale = 1.0 / float(inputs.scale)
     norm = Norm(norm.mantissa * inv_scale, norm.exponent)

@@ -1,0 +1,71 @@
+"""Server steps of float16 models: an update may be finite and still out of the model's range, which ends at 65,504."""
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backends.types import AggregateResult, PendingResult, Pieces, Rows
+from .results import ServerResult
+
+Move = Callable[[list[Tensor], Tensor | None], AggregateResult | PendingResult]
+
+
+@torch.no_grad()
+def move_narrow(params: list[Tensor], rows: Rows, weights: Tensor | None, strict: bool, move: Move) -> AggregateResult:
+    """A step that never leaves inf in the model: clients whose clipped update is out of range are rejected.
+
+    The step is computed in float64 and stored once it is known to fit. Where the rest of the clients are out of range
+    only together, or `strict` forbids a rejection, nothing is applied.
+    """
+    moved, seen = _try(params, weights, move)
+    if _fits(params, moved):
+        return _store(params, moved, seen)
+    limit = torch.finfo(torch.float16).max
+    bad = [i for i, peak in enumerate(_peaks(rows)) if i not in seen.rejected and peak * seen.coefs[i].item() > limit]
+    if strict and not bad:
+        raise ValueError("the aggregate is beyond the range of float16; the model was not moved")
+    weights = torch.ones(len(seen.norms), dtype=torch.float64, device="cpu") if weights is None else weights.clone()
+    weights[bad] = 0.0
+    if bad and weights.any() and not strict:
+        moved, again = _try(params, weights, move)
+        if again.applied and _fits(params, moved):
+            return _store(params, moved, seen, bad)
+    return _store([], [], seen, bad, applied=False)
+
+
+def _try(params: list[Tensor], weights: Tensor | None, move: Move) -> tuple[list[Tensor], ServerResult]:
+    """The model after a step, in float64, and what the step saw."""
+    wide = [p.detach().to(torch.float64, memory_format=torch.contiguous_format) for p in params]
+    return wide, ServerResult(move(wide, weights))
+
+
+def _fits(params: list[Tensor], moved: list[Tensor]) -> bool:
+    """Whether no number that was finite leaves the range of its parameter."""
+    pairs = zip(params, moved, strict=True)
+    return all(bool((torch.isfinite(t.to(p.dtype)) | ~torch.isfinite(p)).all()) for p, t in pairs)
+
+
+def _peaks(rows: Rows) -> list[float]:
+    """The largest element of every row; nan where there is one."""
+    if not isinstance(rows, Pieces):
+        return rows.to(torch.float64).abs().amax(1).tolist() if rows.shape[1] else [0.0] * len(rows)
+    peaks = [float(t.abs().max()) if t.numel() else 0.0 for t in rows.tensors]
+    return [max(peaks[i : i + rows.per_row]) for i in range(0, len(peaks), rows.per_row)]
+
+
+def _store(
+    params: list[Tensor], moved: list[Tensor], seen: ServerResult, bad: Any = (), applied: bool | None = None
+) -> AggregateResult:
+    """Writes the model where the step is applied; rejects the clients in `bad` beside the others."""
+    applied = seen.applied if applied is None else applied
+    if applied:
+        for p, t in zip(params, moved, strict=True):
+            p.copy_(t)
+    coefs = seen.coefs
+    clipped = int(((coefs < 1) & (coefs > 0)).sum()) - sum(0 < coefs[i] < 1 for i in bad)
+    coefs[list(bad)] = 0.0
+    raw = bytearray(array("d", torch.cat([seen.norms, coefs]).tolist()))
+    return AggregateResult(raw, tuple(sorted({*seen.rejected, *bad})), int(clipped), applied)
