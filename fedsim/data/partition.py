@@ -137,6 +137,15 @@ def iid(n: int, clients: int, seed: int) -> Parts:
     return [np.sort(part) for part in np.array_split(order, clients)]
 
 
+def choose_cut(kind: str, clients: int, *, p: int, concentration: float, seed: int) -> Cut:
+    """The function that cuts labels by "classes" (p per client), "dirichlet" (of a concentration) or "iid"."""
+    if kind == "classes":
+        return lambda y: by_classes(y, clients, p, seed)
+    if kind == "dirichlet":
+        return lambda y: dirichlet(y, clients, concentration, seed)
+    return lambda y: iid(len(y), clients, seed)
+
+
 def train_and_test(train: npt.ArrayLike, test: npt.ArrayLike, cut: Cut) -> tuple[Parts, Parts]:
     """Cuts training and test labels alike: `train_and_test(y, test_y, lambda y: by_classes(y, 100, 2, seed=0))`.
 

@@ -44,15 +44,10 @@ def deal(data: Dataset, options: argparse.Namespace) -> tuple[Parts, Parts, str]
             raise InputError(f"--clients must be from 1 to {len(data.roles)}, the number of roles, got {count}")
         return data.roles[:count], data.test_roles[:count], "one role per client"
     count, seed = 100 if options.clients is None else options.clients, options.seed
-    if kind == "classes":
-        p = options.classes_per_client
-        cut, words = lambda y: partition.by_classes(y, count, p, seed), f"{p} class{'es' * (p > 1)} per client"
-    elif kind == "dirichlet":
-        c = options.concentration
-        cut, words = lambda y: partition.dirichlet(y, count, c, seed), f"Dirichlet({c:g})"
-    else:
-        cut, words = lambda y: partition.iid(len(y), count, seed), "i.i.d."
-    return *partition.train_and_test(data.y, data.test_y, cut), f"{words}, seed {seed}"
+    p, c = options.classes_per_client, options.concentration
+    names = {"classes": f"{p} class{'es' * (p > 1)} per client", "dirichlet": f"Dirichlet({c:g})", "iid": "i.i.d."}
+    cut = partition.choose_cut(kind, count, p=p, concentration=c, seed=seed)
+    return *partition.train_and_test(data.y, data.test_y, cut), f"{names[kind]}, seed {seed}"
 
 
 def counts(labels: npt.NDArray[np.int64], parts: Parts, classes: int) -> npt.NDArray[np.int64]:

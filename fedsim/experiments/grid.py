@@ -142,7 +142,7 @@ class Experiment:
         reaching = [s for s in settings if self._reaches(s, merged)]
         config = self._derived(Config.from_dict(base).with_settings(reaching), reaching)
         seeds = tuple(range(config.seed, config.seed + count))
-        if config.problem == "quadratic":
+        if config.about.stacks_seeds:
             yield Cell(named, config, seeds, paper)
             return
         for seed in seeds:
