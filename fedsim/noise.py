@@ -11,14 +11,12 @@
 A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.errors import InputError
+from .errors import InputError
 
 KINDS = ("none", "gaussian", "cauchy", "stable", "pareto")
 

@@ -53,9 +53,9 @@ class ClientRows:
 class Updates:
     """What the clients of a chunk send, Delta_i, one per row; an algorithm sums them, clipped or not.
 
-    The rows that an engine leaves behind are Delta_i up to a factor: displacements, where the sum of gradients is meant.
-    After a single SGD step they are that step's gradients, not even clipped (step_norms is None then). `sum` does what
-    is left to do in the same pass over memory in which it clips and adds.
+    The rows that an engine leaves behind are Delta_i up to a factor, `scale`. After a single SGD step they are that
+    step's gradients, not even clipped (step_norms is None then). `sum` does what is left to do in the same pass over
+    memory in which it clips and adds.
     """
 
     def __init__(

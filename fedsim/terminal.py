@@ -5,12 +5,10 @@ import os
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from .cells import Cell, CellResult
 from .table import show
-
-if TYPE_CHECKING:
-    from .experiments.grid import Cell, Outcome
 
 COLUMNS, ROWS = 120, 24  # of a terminal that does not tell
 
@@ -30,7 +28,7 @@ class Progress:
         self._shown: dict[str, str] = {}
         self._begun = time.monotonic()
 
-    def begin(self, cell: "Cell", engine: str, done: int) -> None:
+    def begin(self, cell: Cell, engine: str, done: int) -> None:
         self._begun, self._shown = time.monotonic(), {}
         if not self.stream.isatty():
             return
@@ -60,13 +58,13 @@ class Progress:
         self._bar.set_postfix_str(", ".join(f"{k} {v}" for k, v in self._shown.items()), refresh=False)
         self._bar.update(1)
 
-    def end(self, outcome: "Outcome", stored: bool) -> None:
+    def end(self, result: CellResult, stored: bool) -> None:
         self._number += 1
         self.close()
-        last = told(outcome.records[-1]) if outcome.records else {}
+        last = told(result.records[-1]) if result.records else {}
         facts = ", ".join(f"{key} {value}" for key, value in last.items())
         how = "was done before" if stored else f"{time.monotonic() - self._begun:.1f} s"
-        print(f"[{self._number}/{self._cells}] {outcome.cell.name}: {facts} ({how})", file=self.stream, flush=True)
+        print(f"[{self._number}/{self._cells}] {result.cell.name}: {facts} ({how})", file=self.stream, flush=True)
 
     def close(self) -> None:
         """Takes the bar away; what is printed next begins on a clean line."""
@@ -97,14 +95,14 @@ def told(record: dict[str, Any]) -> dict[str, str]:
     return words
 
 
-def profile(outcomes: "list[Outcome]") -> list[tuple[str, float, float]]:
-    """Where the time went: (phase, seconds, share) over all rounds of the outcomes, the largest first.
+def profile(results: list[CellResult]) -> list[tuple[str, float, float]]:
+    """Where the time went: (phase, seconds, share) over all rounds of the results, the largest first.
 
     "other" is what a round took beyond its phases: the measurement that looks on, and waiting for workers.
     """
-    seconds = {"logging": sum(outcome.logging for outcome in outcomes), "other": 0.0}
-    for outcome in outcomes:
-        for record in outcome.records:
+    seconds = {"logging": sum(result.logging for result in results), "other": 0.0}
+    for result in results:
+        for record in result.records:
             for phase, value in record["phases"].items():
                 seconds[phase] = seconds.get(phase, 0.0) + value
             seconds["other"] += max(0.0, record["seconds"] - sum(record["phases"].values()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.data.files import write_whole
+from .files import write_whole
 
 _LIMIT = 1 << 30  # no file of any data set here comes near: a larger one is not what it says
 

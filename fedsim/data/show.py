@@ -7,25 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data import partition, sets
-from fedsim.data.dataset import Dataset
-from fedsim.data.partition import Parts
-from fedsim.errors import InputError
+from ..errors import InputError
+from ..plotting import COLOURS, new_figure, styled
+from . import partition, sets
+from .dataset import Dataset
+from .partition import Parts
 
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "shakespeare": "Shakespeare"}
 SUFFIXES = (".png", ".svg", ".pdf")
-STYLE: Any = {
-    "font.family": "serif",
-    "font.size": 9,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
-INK, WARM = "#1f4e79", "#d08a3c"
 
 
 def deal(data: Dataset, options: argparse.Namespace) -> tuple[Parts, Parts, str]:
@@ -58,7 +47,7 @@ def counts(labels: npt.NDArray[np.int64], parts: Parts, classes: int) -> npt.NDA
 def _by_class(figure: Any, table: npt.NDArray[np.int64]) -> Any:
     """Above, the size of every client; below, its samples of every class as a shade."""
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
-    top.bar(np.arange(table.shape[1]), table.sum(axis=0), width=1.0, color=INK, linewidth=0)
+    top.bar(np.arange(table.shape[1]), table.sum(axis=0), width=1.0, color=COLOURS[0], linewidth=0)
     top.set_ylabel("training\nsamples")
     held = np.ma.masked_equal(table, 0)  # none at all stays white
     shades = below.imshow(held, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest", origin="lower")
@@ -78,7 +67,7 @@ def _by_size(figure: Any, train: npt.NDArray[np.int64], test: npt.NDArray[np.int
     """Clients by size, on a logarithmic scale: roles differ by four orders of magnitude."""
     axes = figure.subplots()
     order = np.argsort(-train, kind="stable")
-    for sizes, color, label in ((train, INK, "training"), (test, WARM, "test")):
+    for sizes, color, label in ((train, COLOURS[0], "training"), (test, COLOURS[1], "test")):
         axes.step(np.arange(1, len(sizes) + 1), sizes[order], where="mid", color=color, linewidth=1.2, label=label)
     axes.set(yscale="log", ylim=(0.7, None), xlim=(0, len(train) + 1))
     axes.set(xlabel="client, largest first", ylabel="samples")
@@ -96,18 +85,13 @@ def _check_out(out: Path) -> None:
 
 
 def draw(options: argparse.Namespace) -> str:
-    """Writes the figure and tells in one line what is in it."""
+    """Writes the figure and returns one line on what is in it."""
     _check_out(options.out)
     data = sets.load(options.name, options.root)
     train, test, words = deal(data, options)
     sizes, test_sizes = (np.array([len(part) for part in parts]) for parts in (train, test))
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.5, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with styled(axes_grid=False, svg_fonttype="none", pdf_fonttype=42):  # text stays text
+        figure = new_figure(6.5, 3.4)
         by_class = data.roles is None
         table = counts(data.y.numpy(), train, data.classes) if by_class else None
         top = _by_size(figure, sizes, test_sizes) if table is None else _by_class(figure, table)

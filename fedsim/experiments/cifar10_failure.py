@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(CLASSES,),
     measure=Failure(classes=10),
-    figure=lambda outcomes: figures.failures(outcomes, panel="p", chance=0.1),
+    figure=lambda results: figures.failures(results, panel="p", chance=0.1),
     says={(p,): "accuracy suddenly collapses" for p in CLASSES.levels},
     notes=(Failure.TEXT,),
 )

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cells import Cell
 from ..config import Config
-from ..errors import InputError
-from ..experiments.grid import FREE, Cell, Experiment
+from ..errors import InputError, RunError
+from ..experiments.captions import FREE
+from ..experiments.grid import Experiment
 from . import files
 
 FORMAT = 1
@@ -100,7 +102,7 @@ class RunDirectory:
         except OSError as error:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             self._unlock()
-            raise files.RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
+            raise RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
@@ -116,7 +118,7 @@ class RunDirectory:
     def _saved(self) -> dict[str, Any]:
         saved: dict[str, Any] = files.read_json(self.path / CONFIG)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-            raise files.RunError(f"{self.path / CONFIG} is not of a run that this version knows (format {FORMAT})")
+            raise RunError(f"{self.path / CONFIG} is not of a run that this version knows (format {FORMAT})")
         return saved
 
     def _same(self, cells: Sequence[Cell]) -> None:

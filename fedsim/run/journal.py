@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .. import atomic
 from . import files
 
 
@@ -32,7 +33,7 @@ class Journal:
     def append(self, record: dict[str, Any]) -> None:
         line = files.encode(record)
         try:
-            files.write_all(self._fd, line)
+            atomic.write_all(self._fd, line)
         except OSError as error:
             raise files.cannot_write(self.path, error) from error
         self._ends.append((self._ends[-1] if self._ends else 0) + len(line))

@@ -4,17 +4,16 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .. import figures, report
+from ..cells import Cell, CellResult
+from ..errors import RunError
 from ..experiments import find
-from ..experiments.grid import Cell, Experiment, Outcome
+from ..experiments.grid import Experiment
 from ..simulation import Simulation
+from ..table import Table
 from . import cell as cells_
 from .directory import Request, RunDirectory
-from .files import RunError
-
-if TYPE_CHECKING:
-    from ..table import Table
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Finished:
 
     experiment: Experiment
     out: Path
-    outcomes: list[Outcome]
-    table: "Table"
+    results: list[CellResult]
+    table: Table
     figures: list[Path]
     report: Path
 
@@ -85,7 +84,7 @@ def run(
         with directory:
             directory.start(request, cells)
             directory.note_environment(options.command)
-            outcomes = [
+            results = [
                 cells_.run_cell(
                     cell,
                     directory.cell(cell),
@@ -97,7 +96,7 @@ def run(
                 )
                 for cell in cells
             ]
-            return publish(experiment, out, outcomes)
+            return publish(experiment, out, results)
     finally:
         for sim in ready.values():
             sim.close()
@@ -107,14 +106,12 @@ def simulate(cell: Cell, options: Options) -> Simulation:
     return Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root)
 
 
-def publish(experiment: Experiment, out: Path, outcomes: list[Outcome]) -> Finished:
-    """Writes figures and report.html from the outcomes."""
-    from .. import figures, report
-
-    table = experiment.tabulate(outcomes)
-    paths = figures.save(experiment, outcomes, out)
-    page = report.write(experiment, out, outcomes, table, paths)
-    return Finished(experiment, out, outcomes, table, paths, page)
+def publish(experiment: Experiment, out: Path, results: list[CellResult]) -> Finished:
+    """Writes figures and report.html from the results."""
+    table = experiment.tabulate(results)
+    paths = figures.save(experiment, results, out)
+    page = report.write(experiment, out, results, table, paths)
+    return Finished(experiment, out, results, table, paths, page)
 
 
 def rebuild(out: Path) -> Finished:
@@ -124,13 +121,13 @@ def rebuild(out: Path) -> Finished:
         raise RunError(f"{out} holds no run")
     request = directory.request()
     experiment = find(request.experiment)
-    outcomes = []
+    results = []
     for cell in request.cells(experiment):
-        outcome = cells_.finished(cell, out / "cells" / cell.folder)
-        if outcome is None:
+        result = cells_.finished(cell, out / "cells" / cell.folder)
+        if result is None:
             raise RunError(f"{out} is not finished ({cell.name}); go on with it first: {resume_command(request, out)}")
-        outcomes.append(outcome)
-    return publish(experiment, out, outcomes)
+        results.append(result)
+    return publish(experiment, out, results)
 
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:

@@ -1,7 +1,5 @@
 """Tail indexes of samples in memory, and of client noise that comes round by round."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.errors import InputError
-from fedsim.tail import estimate
+from ..errors import InputError
+from . import estimate
 
 OVER = ("vectors", "coordinates", "norms")
 

@@ -16,7 +16,7 @@ BETA, ETA_L = 0.9, 0.05
 
 
 class NormalizedMomentum(Algorithm):
-    """Normalized SGD with momentum (Huebler, Fatkhullin and He, 2024): m <- b m + (1 - b) g, x <- x - eta_l m / ||m||."""
+    """Normalized SGD with momentum (Huebler et al. 2024): m <- b m + (1 - b) g, x <- x - eta_l m / ||m||."""
 
     def local_step(self, clients):
         m = clients.state("momentum")

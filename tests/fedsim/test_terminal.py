@@ -11,9 +11,9 @@ import sys
 import pytest
 from run_cases import run
 
+from fedsim.cells import CellResult
+from fedsim.errors import StoppedError
 from fedsim.experiments import find
-from fedsim.experiments.grid import Outcome
-from fedsim.run.cell import StoppedError
 from fedsim.table import Table, show
 from fedsim.terminal import Progress, profile, told
 
@@ -108,7 +108,7 @@ def test_the_profile_adds_up_phases_logging_and_the_rest():
         {"seconds": 6.0, "phases": {"data": 1.0, "compute": 4.0}},  # a second for the measurement
         {"seconds": 2.0, "phases": {"data": 0.5, "compute": 1.5}},
     ]
-    assert profile([Outcome(cell, records, {}, logging=2.0)]) == [
+    assert profile([CellResult(cell, records, {}, logging=2.0)]) == [
         ("compute", 5.5, 0.55),
         ("logging", 2.0, 0.2),
         ("data", 1.5, 0.15),
