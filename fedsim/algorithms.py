@@ -1,7 +1,7 @@
-"""The algorithms of the paper (Yang, Qiu and Liu, NeurIPS 2022); fedsim.twin has the same ones in plain NumPy.
+"""The algorithms of the paper (Yang, Qiu and Liu, NeurIPS 2022), each as one class.
 
-Every client starts at x_t, does K local steps and sends Delta; then the server moves x. An algorithm is one class with
-these three parts, written on rows: one row per client, as many clients at once as the engine likes (fedsim.rows).
+Every client starts at x_t, does K local steps and sends Delta; then the server moves x. Those are the three
+methods of an algorithm, written on rows: one per client, for as many clients at once as the engine takes (fedsim.rows).
 """
 
 import math

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; dashes and markers tell them apart in grey.
+# Okabe and Ito's colours, distinct for every kind of colour vision; dashes and markers are distinct in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

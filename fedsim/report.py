@@ -1,4 +1,4 @@
-"""report.html: one file that tells all of a run and needs no other: table, figures, command, settings, environment."""
+"""report.html: a whole run in one self-contained file: table, figures, command, settings, environment."""
 
 import base64
 import html
@@ -45,7 +45,7 @@ def _page(experiment: Experiment, out: Path, results: list[CellResult], table: T
         *(_image(path) for path in figures if path.suffix == ".svg"),
         "<h2>Command</h2>",
         "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),
-        "<p class='note'>More than one command: the run was stopped and went on.</p>" if len(starts) > 1 else "",
+        "<p class='note'>More than one command: the run was stopped and resumed.</p>" if len(starts) > 1 else "",
         f'<h2>Settings</h2>\n<div class="wide">{_settings(results).html()}</div>',
         f"<h2>Environment</h2>\n{_environment(starts).html()}",
     ]

@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 
 
 class ClientRows:
-    """Some clients in the middle of a local step; an engine says where the rows are.
+    """Some clients in the middle of a local step; each engine has its own subclass.
 
     X: the clients' models, (clients, d), to be changed in place. G: this step's gradients. state(name): a matrix of
     that shape for the algorithm's own use, zero when a round begins. A step that is plain or clipped SGD is one call of
@@ -21,17 +21,18 @@ class ClientRows:
 
     step_lam = math.inf  # the threshold of the last sgd_
 
-    def __init__(self) -> None:
+    def __init__(self, X: Tensor, G: Tensor) -> None:
+        self._X, self._G = X, G
         self._state: dict[str, Tensor] = {}
         self._norms: Tensor | None = None
 
     @property
     def X(self) -> Tensor:  # noqa: N802
-        raise NotImplementedError
+        return self._X
 
     @property
     def G(self) -> Tensor:  # noqa: N802
-        raise NotImplementedError
+        return self._G
 
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
         """x <- x - lr * min(1, lam / ||g||) * g, for every client."""

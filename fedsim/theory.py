@@ -165,7 +165,7 @@ def _check(algorithm: str, alpha: float) -> None:
 def _check_sizes(m: int, K: int, T: int) -> None:
     for name, value in (("clients", m), ("local steps", K), ("rounds", T)):
         if not (isinstance(value, Integral) and 1 <= value <= _MOST):
-            raise InputError(f"{name} must be a whole number from 1 to 10^15, got {value}")
+            raise InputError(f"{name} must be an integer from 1 to 10^15, got {value}")
 
 
 def _positive(name: str, value: float) -> None:

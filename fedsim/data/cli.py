@@ -42,7 +42,7 @@ def _show_parser() -> Parser:
 
 
 class _Bar(fetch.FetchProgress):
-    """A line on a terminal with the set, what goes on and for how long; away from a terminal only what is said."""
+    """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
 
     def __init__(self, names: list[str]):
         from tqdm import tqdm

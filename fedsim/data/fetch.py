@@ -14,25 +14,25 @@ _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
 
 
 class FetchProgress:
-    """What a fetch tells the person who waits; this one keeps quiet."""
+    """Progress callback of a fetch; this one is silent."""
 
     def doing(self, text: str) -> None:
-        """What is going on now."""
+        """The current action."""
 
     def tick(self) -> None:
-        """It is still going on."""
+        """Called several times a second while it lasts."""
 
     def say(self, text: str) -> None:
-        """Something the person should know afterwards too."""
+        """A message that stays on the screen."""
 
 
 class FetchError(RuntimeError):
-    """No source had the data: what each of them said, and what a person can do."""
+    """No source had the data: the reason of each, and what the user can do."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Fills a staging folder with one form of a data set; an OSError or ValueError says why it could not."""
+    """Fills a staging folder with one form of a data set; an OSError or ValueError gives the reason if it cannot."""
 
     label: str
     fill: Callable[[Path, FetchProgress], Form]
@@ -68,7 +68,7 @@ def _run(command: Sequence[str], progress: FetchProgress) -> None:
 def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if not found:
-        raise OSError("the package client said it was done and left no file")
+        raise OSError("the package client reported success and left no file")
     return found[0]
 
 
@@ -97,10 +97,10 @@ def damaged(surveys: Sequence[Survey]) -> list[str]:
 
 
 def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: FetchProgress) -> str:
-    """Makes one form of the data set lie whole in the root, and tells where it came from.
+    """Puts one whole form of the data set into the root, and returns where it came from.
 
-    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` hears of
-    every file that is corrupt; such a file is replaced by a whole one or stays unused.
+    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` gets a
+    message for every file that is corrupt; such a file is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
         surveys = [form.survey(root) for form in data.forms(root)]

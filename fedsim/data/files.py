@@ -39,12 +39,12 @@ def md5(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a data set lies on disk: names below the root, each with its md5."""
+    """One form of a data set on disk: names below the root, each with its md5."""
 
     sums: Mapping[str, str]
 
     def survey(self, root: Path) -> "Survey":
-        """Reads every file; a missing one and a wrong one are told apart."""
+        """Reads every file; missing and wrong ones are kept apart."""
         found = Survey()
         for name, expected in self.sums.items():
             try:

@@ -101,7 +101,7 @@ def texts(root: Path) -> Texts:
 
 
 def prepare(root: Path) -> str:
-    """Parses the plays, once, and tells what is in them."""
+    """Parses the plays, once, and returns a summary."""
     if leaf.there(root):
         return f"LEAF's files, {len(leaf.load(root).y):,} training windows"
     found = texts(root)

@@ -21,18 +21,13 @@ class QuadraticRows(ClientRows):
     """A row for every (seed, client); the gradients of plain or clipped SGD are added up on the way."""
 
     def __init__(self, X: Tensor) -> None:
-        super().__init__()
-        self._X, self._G = X, X
+        super().__init__(X, X)
         self.gradients: Tensor | None = torch.zeros_like(X)  # their sum; None: steps were not all SGD
 
     @property
     def X(self) -> Tensor:  # noqa: N802
         self.gradients = None
         return self._X
-
-    @property
-    def G(self) -> Tensor:  # noqa: N802
-        return self._G
 
     def begin_step(self, xi: Tensor) -> None:
         """The gradient of f(x, xi) is x + xi."""

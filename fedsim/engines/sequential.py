@@ -21,12 +21,8 @@ class ModuleRow(ClientRows):
     """
 
     def __init__(self, X: Tensor, params: list[nn.Parameter], optimizer: FatClipOptimizer) -> None:
-        super().__init__()
-        self._X, self._params, self._optimizer = X, params, optimizer
-
-    @property
-    def X(self) -> Tensor:  # noqa: N802
-        return self._X
+        super().__init__(X, X)
+        self._params, self._optimizer = params, optimizer
 
     @property
     def G(self) -> Tensor:  # noqa: N802

@@ -19,8 +19,7 @@ class StackedRows(ClientRows):
     """Rows of two matrices, X and G; clients that have done all of their steps do not move."""
 
     def __init__(self, X: Tensor, G: Tensor) -> None:
-        super().__init__()
-        self._X, self._G = X, G
+        super().__init__(X, G)
         self._finished: Tensor | None = None
         self._held: Tensor | None = None
 
@@ -29,10 +28,6 @@ class StackedRows(ClientRows):
         if self._finished is not None and self._held is None:
             self._held = self._X[self._finished]
         return self._X
-
-    @property
-    def G(self) -> Tensor:  # noqa: N802
-        return self._G
 
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
         self.step_lam = lam
@@ -61,33 +56,28 @@ class OneStepRows(ClientRows):
     """
 
     def __init__(self, x_t: Tensor, G: Tensor) -> None:
-        super().__init__()
-        self._x_t, self._G = x_t, G
-        self._X: Tensor | None = None
-        self._lr: float | None = None
+        super().__init__(x_t, G)
+        self._x_t = x_t
+        self._lr: float | None = None  # of an sgd_ that has not been applied
 
     @property
     def X(self) -> Tensor:  # noqa: N802
-        if self._X is None:
+        if self._X is self._x_t:
             self._X = self._x_t.repeat(len(self._G), 1)
             if self._lr is not None:
                 self._norms = batched_clipped_sgd_(self._X, self._G, self._lr, self.step_lam)
         return self._X
 
-    @property
-    def G(self) -> Tensor:  # noqa: N802
-        return self._G
-
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
-        self.step_lam = lam
-        if self._X is None and self._lr is None:
-            self._lr = lr
+        if self._X is self._x_t and self._lr is None:
+            self._lr, self.step_lam = lr, lam
         else:
             self._norms = batched_clipped_sgd_(self.X, self._G, lr, lam)
+            self.step_lam = lam
 
     def updates(self, total: Tensor, unit: float) -> Updates:
-        """What is sent, from the one step that was done."""
-        if self._X is None and self._lr is not None:
+        """What is sent after the step; Delta is measured in multiples of unit."""
+        if self._X is self._x_t and self._lr is not None:
             return Updates(self._G, total, self._lr / unit, step_lam=self.step_lam)
         norms, X = self.take_norms(), self.X
         torch.sub(self._x_t, X, out=self._G)

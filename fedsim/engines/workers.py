@@ -29,7 +29,7 @@ _TOKEN = struct.Struct("i")
 
 @contextlib.contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """A chunk is the work of one thread, or of two, whoever does it: the sums in a product depend on the number."""
+    """Fixes the number of threads: the sums in a product depend on it, and the bits must not."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -107,7 +107,7 @@ class WorkerPool:
                 self._start()
                 done = self._share(assignment, cohort, slots)
             except BaseException:
-                self.close()  # answers may be under way that nobody will read
+                self.close()  # answers may still be on their way into pipes that are not read again
                 raise
         return [done[slot] for slot in range(len(cohort))]
 
@@ -117,7 +117,7 @@ class WorkerPool:
             return {slot: self._run(assignment, slot, cohort[slot])}
 
     def _run(self, assignment: Assignment, slot: int, clients: Indices) -> ChunkReport:
-        """One chunk; rows that nobody will look at are written where the last chunk's were, which is still in cache."""
+        """One chunk; rows that are not kept reuse the memory of the last chunk's, which is still in cache."""
         memory = self.memory
         if assignment.keep:
             rows = memory.rows[slot]
@@ -131,7 +131,7 @@ class WorkerPool:
         for slot in slots:
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
-            with contextlib.suppress(OSError):  # a dead one is found below
+            with contextlib.suppress(OSError):  # a dead worker is found below
                 pipe.send((assignment, cohort))
         with use_threads(1), pin_to_core(self._cores[0]):
             done = self._drain(assignment, cohort)
@@ -190,12 +190,12 @@ class WorkerPool:
         return process, here
 
     def _serve(self, pipe: Connection, inherited: list[Connection], core: int | None) -> None:
-        """The life of a worker: ends when its parent does, because then the pipe ends."""
+        """The main loop of a worker; it ends with its parent, because then the pipe ends."""
         for other in inherited:
             other.close()
         os.close(self._tokens[1])
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent does with it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler inherited from the parent
         torch.set_num_threads(1)
         self._rows = None
         with pin_to_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
@@ -223,7 +223,7 @@ class WorkerPool:
 
 
 def _receive(process: Any, pipe: Connection) -> Any:
-    """What a worker did, or how it died."""
+    """A worker's reports, or how it died."""
     wait([pipe, process.sentinel])
     try:
         if pipe.poll():

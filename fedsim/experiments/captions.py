@@ -1,4 +1,4 @@
-"""Which reading of the paper a run uses, and in what it differs from the paper's setting: said below every result."""
+"""Which reading of the paper a run uses, and how its settings differ from the paper's: printed below every result."""
 
 from collections.abc import Sequence
 from typing import Any

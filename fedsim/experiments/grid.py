@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the grid: its levels by the name a person sees, each with the settings it stands for.
+    """One direction of the grid: its levels by the name shown, each with the settings it stands for.
 
     `keys` are the settings that make the axis; `--set` may not touch them, `--only` picks levels instead.
     """
@@ -51,11 +51,11 @@ class Experiment:
     """A named experiment: the paper's settings, what `quick` changes, the axes, the measurement and the figure.
 
     Args:
-        name, code, title: as typed, as in the paper's list (E1...), as a person reads it.
+        name, code, title: as typed, as numbered in the docs (E1...), as shown.
         paper: the paper's settings; quick: what the quick preset replaces in them.
         axes: the grid; every combination of their levels is a cell, times the seeds.
         seeds: how many seeds each preset runs. default: the preset that runs when none is named.
-        measure: what is observed and what a table row tells.
+        measure: what is observed and what a table row holds.
         figure: draws the results.
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
@@ -116,14 +116,14 @@ class Experiment:
             yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
 
     def _derived(self, config: Config, settings: Sequence[str]) -> Config:
-        """The config with the settings that follow from it, except for those a person made."""
+        """The config with the settings that follow from it, except for those the user set."""
         if self.derive is None:
             return config
         made = {_key(setting) for setting in settings}
         return config.with_values({key: value for key, value in self.derive(config).items() if key not in made})
 
     def _reaches(self, setting: str, merged: Mapping[str, Any]) -> bool:
-        """Whether a setting is for this cell: one that some levels of an axis make (lam, say) is for those only."""
+        """Whether a setting is for this cell: what only some levels of an axis set (such as lam) is for those."""
         key = _key(setting)
         made = any(key in values for axis in self.axes for values in axis.levels.values())
         return key in merged or not made
@@ -165,7 +165,7 @@ class Experiment:
         return [*self.notes, describe_reading(cells), *describe_changes(cells)]
 
     def tabulate(self, results: list[CellResult]) -> Table:
-        """One row per combination of levels: what was measured and what the paper says."""
+        """One row per combination of levels: what was measured and what the paper reports."""
         notes = self.captions(results)
         if self.table is not None:
             table = self.table(results)

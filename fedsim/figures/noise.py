@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
 
-# Alpha is at most 2; an estimate above it says no more the higher it is.
+# Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
 
 

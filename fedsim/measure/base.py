@@ -1,4 +1,4 @@
-"""What an experiment measures: watched while a cell runs, told in a table row."""
+"""What an experiment measures: observed while a cell runs, shown in a table row."""
 
 import math
 import statistics
@@ -13,10 +13,10 @@ from ..simulation import Simulation
 
 
 class Measurement:
-    """The base: looks at nothing while the rounds run, and takes its result from the journal."""
+    """The base: observes nothing while the rounds run, and takes its result from the journal."""
 
     def observer(self, config: Config) -> Any:
-        """Who sees the clients' updates, with state_dict and load_state_dict; None when nobody has to."""
+        """The observer of the clients' updates, with state_dict and load_state_dict; None where none is needed."""
         return None
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def middle(rows: Sequence[dict[str, Any]], key: str) -> float | None:
-    """The median of a value over seeds; None where nobody has it."""
+    """The median of a value over seeds; None where there is none."""
     values = [row[key] for row in rows if row[key] is not None]
     return float(statistics.median(values)) if values else None
 

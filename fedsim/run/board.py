@@ -1,4 +1,4 @@
-"""Rounds for TensorBoard, for those who have it."""
+"""Rounds for TensorBoard, where it is installed."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from ..errors import InputError
 
 
 class Board:
-    """A watcher that writes every round's numbers as TensorBoard scalars, one run per cell."""
+    """A progress callback that writes every round's numbers as TensorBoard scalars, one run per cell."""
 
     def __init__(self, folder: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""One cell of an experiment, from wherever it was left to its end."""
+"""One cell of an experiment, from its last checkpoint to its end."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
 
 class Watcher(Protocol):
-    """Somebody who looks on: the progress bar, TensorBoard."""
+    """A progress callback: the progress bar, TensorBoard."""
 
     def begin(self, cell: Cell, engine: str, done: int) -> None: ...
 
@@ -57,10 +57,10 @@ def run_cell(
         return result
     with simulation(cell) as sim, Journal(folder / JOURNAL) as journal:
         observer = measure.observer(cell.config)
-        _go_back(sim, observer, journal, folder)
+        _restore(sim, observer, journal, folder)
         for watcher in watchers:
             watcher.begin(cell, sim.engine, sim.rounds_done)
-        logging = _go_on(sim, observer, journal, folder, every, watchers, stopping)
+        logging = _run_rounds(sim, observer, journal, folder, every, watchers, stopping)
         result = CellResult(cell, journal.records, measure.result(sim, journal.records, observer), logging)
         files.write_json(folder / RESULT, result.measured)
     # read back, so that a result looks the same whether it was made now or found on disk
@@ -70,8 +70,8 @@ def run_cell(
     return result
 
 
-def _go_back(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> None:
-    """Takes up the newest intact checkpoint that the journal reaches to; without one the cell begins anew."""
+def _restore(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> None:
+    """Restores the newest intact checkpoint that the journal reaches; without one the cell starts again."""
     found = checkpoint.newest(folder, len(journal.records))
     if found is not None:
         sim.load_state_dict(found[1]["simulation"])
@@ -80,7 +80,7 @@ def _go_back(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> 
     journal.keep(sim.rounds_done)
 
 
-def _go_on(
+def _run_rounds(
     sim: Simulation,
     observer: Any,
     journal: Journal,

@@ -32,7 +32,7 @@ def decode(data: bytes | str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file by `value` as JSON that a person can read."""
+    """Replaces the file by `value` as indented JSON."""
     write_atomic(path, json.dumps(_named(value), allow_nan=False, indent=1).encode() + b"\n")
 
 

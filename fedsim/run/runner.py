@@ -18,7 +18,7 @@ from .directory import Request, RunDirectory
 
 @dataclass
 class Options:
-    """How to run, as far as it cannot change a result that is there; None leaves it as the experiment has it."""
+    """How to run: nothing here changes a result; None keeps the experiment's setting."""
 
     workers: int | None = None
     data_root: Path | None = None
@@ -27,14 +27,14 @@ class Options:
     command: str = ""
 
     def settings(self) -> list[str]:
-        """Those of a cell's settings that this run gives anew."""
+        """The settings of a cell that this run replaces."""
         free = {"workers": self.workers, "on_client_error": self.on_client_error}
         return [f"{key}={value}" for key, value in free.items() if value is not None]
 
 
 @dataclass
 class Finished:
-    """A run that came to its end: what it measured and where it lies."""
+    """A finished run: its results and files."""
 
     experiment: Experiment
     out: Path
@@ -44,7 +44,7 @@ class Finished:
     report: Path
 
     def text(self) -> str:
-        """The title, the table and where the files lie."""
+        """The title, the table and the paths of the files."""
         paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
         title = f"{self.experiment.code}  {self.experiment.title}"
         return "\n".join(["", title, "", self.table.text(), "", *paths])
@@ -53,7 +53,7 @@ class Finished:
 def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
     """The request and its cells, everything checked and nothing written.
 
-    A run that goes on takes what was not `given` this time from its directory; what was given must agree with it.
+    A resumed run takes what was not `given` this time from its directory; what was given must agree with it.
     """
     directory = RunDirectory(out)
     directory.check(resume=resume)
@@ -125,13 +125,13 @@ def rebuild(out: Path) -> Finished:
     for cell in request.cells(experiment):
         result = cells_.finished(cell, out / "cells" / cell.folder)
         if result is None:
-            raise RunError(f"{out} is not finished ({cell.name}); go on with it first: {resume_command(request, out)}")
+            raise RunError(f"{out} is not finished ({cell.name}); resume it first: {resume_command(request, out)}")
         results.append(result)
     return publish(experiment, out, results)
 
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
     if options is not None and options.workers is not None:
         words += ["--workers", str(options.workers)]
