@@ -17,8 +17,8 @@ from fedsim import seeding
 from fedsim.config import Config
 from fedsim.data import Dataset
 from fedsim.engines.quadratic import QuadraticRounds
+from fedsim.learning_task import LearningTask
 from fedsim.models.base import Model
-from fedsim.problem import MODELS, Problem
 
 EXPORTED_ROUNDS = 3
 ALGORITHMS = ("fatclip-pi", "fedavg")
@@ -123,7 +123,7 @@ def export(workload: Workload, path: Path, *, dataset: Dataset | None = None, ro
         if dataset is None:
             from fedsim.data import load
 
-            dataset = load(MODELS[config.problem][0])
+            dataset = load(config.about.dataset)
         arrays, samples = _batches(config, dataset, rounds)
     np.savez(path, about=json.dumps(about), **arrays)
     return samples
@@ -143,15 +143,15 @@ class _RowNumbers(Model):
 
 
 def _batches(config: Config, dataset: Dataset, rounds: int) -> tuple[dict[str, np.ndarray], int]:
-    start = MODELS[config.problem][1]().start(config.seed, torch.float32)
-    # A problem keeps its samples client by client; with row numbers for samples it tells which those are.
-    problem = Problem(config, dataset=replace(dataset, x=torch.arange(len(dataset.y))), model=_RowNumbers())
-    rows_of = problem.x.numpy()
+    start = config.about.model().start(config.seed, torch.float32)
+    # A task keeps its samples client by client; with row numbers for samples it shows which those are.
+    task = LearningTask(config, dataset=replace(dataset, x=torch.arange(len(dataset.y))), model=_RowNumbers())
+    rows_of = task.x.numpy()
     arrays = {"start": start.numpy(), "x": dataset.x.numpy(), "y": dataset.y.numpy()}
     total = 0
     for r in range(rounds):
         clients = seeding.participants(config.seed, r, config.clients, config.participating)
-        steps = list(problem.batches(r, clients))
+        steps = list(task.sampler.draw(r, clients).batches)
         sizes = np.stack([step.counts for step in steps], axis=1)
         rows = [rows_of[step.index[j, : step.counts[j]]] for j in range(len(clients)) for step in steps]
         arrays |= {f"rows_{r}": np.concatenate(rows), f"sizes_{r}": sizes}

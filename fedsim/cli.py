@@ -5,36 +5,31 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from .errors import InputError
-
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line; the usage is one --help away."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see `{self.prog} --help`")
+from .arguments import Parser
+from .errors import ClientError, InputError, RunError, StoppedError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+    Every error that a command does not handle itself becomes one line and an exit code here.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = dispatch(arguments)
-        sys.stdout.flush()  # here, and not at exit, a reader that is gone can still be dealt with
+        sys.stdout.flush()  # at exit it would be too late to handle a reader that is gone
         return code
-    except InputError as error:
+    except (InputError, RunError, ClientError, StoppedError) as error:
         print(f"fedsim: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return error.exit_code
     except KeyboardInterrupt:
         print("fedsim: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output went away, `| head` for one
+        return StoppedError.exit_code
+    except BrokenPipeError:  # the reader of the output is gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return RunError.exit_code
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -44,18 +39,18 @@ def dispatch(arguments: list[str]) -> int:
 
         return data(arguments[1:])
     if arguments[:1] == ["theory"]:
-        from .theory import main as theory
+        from .theory_command import main as theory
 
         return theory(arguments[1:])
-    args = parser().parse_args(arguments)
+    args = make_parser().parse_args(arguments)
     if args.word == "run":
         from .run.command import run_experiment
 
         return run_experiment(args, arguments)
-    return report_again(args.out) if args.word == "report" else list_experiments()
+    return rebuild_report(args.out) if args.word == "report" else list_experiments()
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     top = Parser(prog="fedsim", description="Federated learning under fat-tailed noise: the paper's experiments.")
     words = top.add_subparsers(dest="word", required=True, metavar="COMMAND")
     words.add_parser("list", help="the experiments")
@@ -63,21 +58,21 @@ def parser() -> Parser:
     words.add_parser("theory", help="rates and parameter choices of the theorems (theory --help)", add_help=False)
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
     report.add_argument("out", metavar="DIR", type=Path)
-    add_run(words.add_parser("run", help="run an experiment"))
+    add_run_options(words.add_parser("run", help="run an experiment"))
     return top
 
 
-def add_run(run: argparse.ArgumentParser) -> None:
-    number = {"type": int, "metavar": "N"}
-    folder = {"type": Path, "metavar": "DIR"}
-    many = {"nargs": "+", "action": "extend", "default": []}
+def add_run_options(run: argparse.ArgumentParser) -> None:
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     run.add_argument("name", metavar="NAME", help="an experiment of `fedsim list`")
     run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
     run.add_argument("--seeds", **number, help="how many seeds")
     run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help="change settings")
     run.add_argument("--only", **many, metavar="AXIS=LEVEL", help="run a part of the grid")
     run.add_argument("--out", **folder, help="the run directory (default: runs/NAME-TIME)")
-    run.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    run.add_argument("--resume", action="store_true", help="resume the run in --out")
     run.add_argument("--workers", **number, help="processes that share a round's clients")
     run.add_argument("--data-root", **folder, help="where the data sets are (default: as `fedsim data` puts them)")
     run.add_argument("--checkpoint-every", **number, help="rounds between checkpoints (default: 15 seconds of work)")
@@ -100,15 +95,10 @@ def list_experiments() -> int:
     return 0
 
 
-def report_again(out: Path) -> int:
-    from .run.command import failed
-    from .run.files import RunError
+def rebuild_report(out: Path) -> int:
     from .run.runner import rebuild
 
     if not out.is_dir():
         raise InputError(f"report {out}: there is no such directory")
-    try:
-        print(rebuild(out).text())
-    except RunError as error:
-        return failed(str(error))
+    print(rebuild(out).text())
     return 0

@@ -3,26 +3,26 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from .algorithms import ALGORITHMS
+from . import noise
+from .algorithms import ALGORITHMS, Algorithm
 from .errors import InputError
+from .problems import PARTITIONS, PROBLEMS, Problem
 
-PROBLEMS = ("quadratic", "mnist-logistic", "mnist-mlp", "cifar10-cnn", "shakespeare-lstm")
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, Collection[str]] = {
     "problem": PROBLEMS,
-    "algorithm": tuple(ALGORITHMS),
+    "algorithm": ALGORITHMS,
     "delta": ("gradient", "displacement"),
     "reduce": ("mean", "sum"),
-    "partition": ("classes", "dirichlet", "iid", "roles"),
-    "noise": ("none", "gaussian", "cauchy", "stable", "pareto"),
+    "partition": PARTITIONS,
+    "noise": noise.KINDS,
     "engine": ("auto", "sequential", "stacked"),
     "dtype": ("float32", "float64"),
     "on_client_error": ("stop", "reject"),
 }
-CLASSES = {"mnist-logistic": 10, "mnist-mlp": 10, "cifar10-cnn": 10, "shakespeare-lstm": 80}
 
 Rule = tuple[Callable[[Any], bool], str]
 _POSITIVE: Rule = (lambda v: v >= 1, "an integer of at least 1")
@@ -109,7 +109,7 @@ class Config:
             raise InputError(
                 f"participants={self.participants} is more than clients={self.clients}: at most all take part"
             )
-        per, classes = self.classes_per_client, CLASSES.get(self.problem)
+        per, classes = self.classes_per_client, self.about.classes
         if self.partition != "classes" or classes is None:
             return
         if per > classes:
@@ -121,19 +121,31 @@ class Config:
             )
 
     def _check_problem(self) -> None:
-        if self.problem == "quadratic":
+        if self.about.dataset is None:
             if self.device != "cpu":
-                raise InputError(f"device={self.device}: quadratic is a few numbers, and runs on cpu")
+                raise InputError(f"device={self.device}: {self.problem} is a few numbers, and runs on cpu")
             if self.local_epochs is not None:
                 raise InputError(
-                    f"local_epochs={self.local_epochs}: quadratic has no samples to pass over; set local_steps"
+                    f"local_epochs={self.local_epochs}: {self.problem} has no samples to pass over; set local_steps"
                 )
         elif self.noise != "none":
             raise InputError(
                 f"noise={self.noise} belongs to the quadratic problem, not to {self.problem}; set noise=none"
             )
-        if self.partition == "roles" and self.problem != "shakespeare-lstm":
-            raise InputError(f"partition=roles belongs to shakespeare-lstm, not to {self.problem}; use classes or iid")
+        if self.partition not in self.about.partitions:
+            owners = ", ".join(p.name for p in PROBLEMS.values() if self.partition in p.partitions)
+            raise InputError(
+                f"partition={self.partition} belongs to {owners}, not to {self.problem}; use classes or iid"
+            )
+
+    @property
+    def about(self) -> Problem:
+        """What is known of the problem."""
+        return PROBLEMS[self.problem]
+
+    def new_algorithm(self) -> Algorithm:
+        """The algorithm with the rates and the threshold set here."""
+        return ALGORITHMS[self.algorithm](self.eta_l, self.eta, self.lam, self.reduce)
 
     @property
     def participating(self) -> int:

@@ -11,14 +11,12 @@
 A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.errors import InputError
+from .errors import InputError
 
 KINDS = ("none", "gaussian", "cauchy", "stable", "pareto")
 
@@ -36,7 +34,7 @@ def sample(
     """Draw independent noise of one kind as a float64 array.
 
     `alpha` is the tail index: needed for "stable" (0 < alpha <= 2) and "pareto" (alpha > 0), not read otherwise.
-    An entry is infinite only where its value lies beyond float64, and never nan.
+    An entry is infinite only where its value is beyond float64, and never nan.
 
     >>> sample("stable", (2, 3), np.random.default_rng(0), alpha=1.5, scale=2.0).shape
     (2, 3)

@@ -1,17 +1,16 @@
-"""report.html: one file that tells all of a run and needs no other: table, figures, command, settings, environment."""
+"""report.html: a whole run in one self-contained file: table, figures, command, settings, environment."""
 
 import base64
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .cells import CellResult
+from .experiments.grid import Experiment
 from .run import files
 from .run.directory import CONFIG, ENVIRONMENT
 from .table import Table, show
-
-if TYPE_CHECKING:
-    from .experiments.grid import Experiment, Outcome
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
@@ -27,16 +26,14 @@ img { width: 100%; height: auto; max-width: 64rem; }
 """
 
 
-def write(
-    experiment: "Experiment", out: Path, outcomes: list["Outcome"], table: Table, figures: Sequence[Path]
-) -> Path:
+def write(experiment: Experiment, out: Path, results: list[CellResult], table: Table, figures: Sequence[Path]) -> Path:
     """Writes report.html into the run directory and returns its path."""
     page = out / "report.html"
-    files.write_atomic(page, _page(experiment, out, outcomes, table, figures).encode())
+    files.write_atomic(page, _page(experiment, out, results, table, figures).encode())
     return page
 
 
-def _page(experiment: "Experiment", out: Path, outcomes: list["Outcome"], table: Table, figures: Sequence[Path]) -> str:
+def _page(experiment: Experiment, out: Path, results: list[CellResult], table: Table, figures: Sequence[Path]) -> str:
     title = html.escape(f"{experiment.code} {experiment.title}")
     starts = files.read_json(out / ENVIRONMENT)["starts"]
     request = files.read_json(out / CONFIG)["request"]
@@ -48,8 +45,8 @@ def _page(experiment: "Experiment", out: Path, outcomes: list["Outcome"], table:
         *(_image(path) for path in figures if path.suffix == ".svg"),
         "<h2>Command</h2>",
         "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),
-        "<p class='note'>More than one command: the run was stopped and went on.</p>" if len(starts) > 1 else "",
-        f'<h2>Settings</h2>\n<div class="wide">{_settings(outcomes).html()}</div>',
+        "<p class='note'>More than one command: the run was stopped and resumed.</p>" if len(starts) > 1 else "",
+        f'<h2>Settings</h2>\n<div class="wide">{_settings(results).html()}</div>',
         f"<h2>Environment</h2>\n{_environment(starts).html()}",
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
@@ -65,14 +62,14 @@ def _image(path: Path) -> str:
     return f'<p><img alt="{html.escape(path.stem)}" src="data:image/svg+xml;base64,{data}"></p>'
 
 
-def _settings(outcomes: list["Outcome"]) -> Table:
+def _settings(results: list[CellResult]) -> Table:
     """Every setting once where all cells agree, else its values in the order of the cells."""
-    configs = [outcome.cell.config.to_dict() for outcome in outcomes]
+    configs = [result.cell.config.to_dict() for result in results]
     rows: list[list[Any]] = []
     for key in configs[0]:
         values = list(dict.fromkeys(str(config[key]) for config in configs))
         rows.append([key, ", ".join(values)])
-    seeds = list(dict.fromkeys(seed for outcome in outcomes for seed in outcome.cell.seeds))
+    seeds = list(dict.fromkeys(seed for result in results for seed in result.cell.seeds))
     rows.append(["seeds", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"])
     return Table(["setting", "value"], rows)
 

@@ -4,39 +4,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from .config import Config
-from .engines.choice import choose
 from .engines.cohorts import CohortRounds
-from .engines.outcome import Clock, Outcome, quantiles
 from .engines.quadratic import QuadraticRounds
+from .engines.rounds import Clock, Observer, Rounds, quantiles
 from .errors import InputError
+from .learning_task import LearningTask
 from .models.base import Model
-from .problem import Problem
-
-
-class Observer(Protocol):
-    """Sees what every client sends, before any round clip.
-
-    update: called in client order, a cohort at a time; the rows are only valid during the call.
-    end_round: full is the true full pseudo-gradient where `wants_full` is set, else None.
-    """
-
-    wants_full: bool
-
-    def update(self, round_: int, clients: Sequence[int], deltas: Tensor) -> None: ...
-    def end_round(self, round_: int, full: Tensor | None) -> None: ...
 
 
 class Simulation:
     """Runs rounds of one Config: `step()` does one and returns its record.
 
     seeds: several only for the quadratic problem, where all of them advance as one; otherwise (config.seed,).
-    dataset, model: in place of those the configuration names (see fedsim.problem.Problem).
+    dataset, model: in place of those the configuration names (see fedsim.learning_task.LearningTask).
     The result depends on config and seed only, not on engine cohort size or workers (engines: to float accuracy).
 
     >>> with Simulation(Config(noise="cauchy", rounds=2, local_steps=2), seeds=(0, 1)) as simulation:
@@ -55,17 +40,19 @@ class Simulation:
     ) -> None:
         self.config = config
         self.seeds = (config.seed,) if seeds is None else tuple(seeds)
-        if not self.seeds or (len(self.seeds) > 1 and config.problem != "quadratic"):
+        problem = config.about
+        if not self.seeds or (len(self.seeds) > 1 and not problem.stacks_seeds):
             raise InputError(f"seeds={list(self.seeds)}: {config.problem} takes exactly one seed")
         self.rounds_done = 0
-        self.engine, self.engine_reason = choose(config)
-        self._rounds: QuadraticRounds | CohortRounds
-        if config.problem == "quadratic":
+        self.engine, self.engine_reason = problem.choose_engine(config.engine, config.device, config.local_steps)
+        self.algorithm = config.new_algorithm()
+        self._rounds: Rounds
+        if problem.dataset is None:
             self._rounds = QuadraticRounds(config, self.seeds, self.engine)
         else:
             config = config if config.seed == self.seeds[0] else replace(config, seed=self.seeds[0])
-            problem = Problem(config, dataset=dataset, model=model, data_root=data_root)
-            self._rounds = CohortRounds(problem, self.engine)
+            task = LearningTask(config, dataset=dataset, model=model, data_root=data_root)
+            self._rounds = CohortRounds(task, self.engine)
         self._x = self._rounds.start()
 
     @property
@@ -84,8 +71,8 @@ class Simulation:
         if observer is not None and len(self.seeds) > 1:
             raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
         began, clock = time.perf_counter(), Clock()
-        outcome = self._rounds.run(self.rounds_done, self._x, observer, clock)
-        self._move(outcome)
+        result = self._rounds.run(self.rounds_done, self._x, observer, clock)
+        self.algorithm.server_step(self._x.view(len(self.seeds), -1), result.total, result.accepted)
         self.rounds_done += 1
         clock.lap("aggregate")
         found = self.evaluate() if self._evaluates() else dict.fromkeys(("loss", "accuracy"), [None] * len(self.seeds))
@@ -93,10 +80,10 @@ class Simulation:
         return {
             "round": self.rounds_done,
             **found,
-            "norms": quantiles(outcome.norms),
-            "step_norms": quantiles(outcome.step_norms),
-            "clipped": outcome.clipped,
-            "rejected": outcome.rejected,
+            "norms": quantiles(result.norms),
+            "step_norms": quantiles(result.step_norms),
+            "clipped": result.clipped[0] / max(1, result.clipped[1]),
+            "rejected": result.rejected,
             "seconds": time.perf_counter() - began,
             "phases": clock.seconds,
         }
@@ -104,25 +91,17 @@ class Simulation:
     def _evaluates(self) -> bool:
         return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds
 
-    def _move(self, outcome: Outcome) -> None:
-        """x <- x - eta * reduce(Delta); where every client was rejected x stays."""
-        total = outcome.total
-        if self.config.reduce == "mean":
-            total = total / outcome.accepted.clamp(min=1)[:, None]
-        rows = self._x.view(len(self.seeds), -1)
-        rows.copy_(rows.to(torch.float64) - self.config.eta * total)
-
     def evaluate(self) -> dict[str, Any]:
         """Loss and accuracy on the test set (the noise-free loss of the quadratic), one entry per seed."""
         loss, accuracy = self._rounds.evaluate(self._x)
         return {"loss": loss, "accuracy": accuracy}
 
     def state_dict(self) -> dict[str, Tensor | int]:
-        """All that is needed to go on with the same bits."""
+        """Everything needed to resume with the same bits."""
         return {"x": self._x.clone(), "rounds_done": self.rounds_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state_dict` was taken."""
+        """Resumes where `state_dict` was taken."""
         x = state["x"]
         if x.shape != self._x.shape or x.dtype != self._x.dtype:
             here = f"{tuple(self._x.shape)} of {self._x.dtype}"

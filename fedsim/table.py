@@ -48,7 +48,7 @@ class Table:
 
 
 def show(value: Any) -> str:
-    """A value as a person reads it: three significant digits, no exponent where a plain number will do."""
+    """A value as it is shown: three significant digits, no exponent where a plain number will do."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, float):

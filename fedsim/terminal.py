@@ -1,22 +1,20 @@
-"""What a person sees while an experiment runs: a progress bar per cell, a line when it is done."""
+"""What the terminal shows while an experiment runs: a progress bar per cell, a line when it is done."""
 
 import math
 import os
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from .cells import Cell, CellResult
 from .table import show
 
-if TYPE_CHECKING:
-    from .experiments.grid import Cell, Outcome
-
-COLUMNS, ROWS = 120, 24  # of a terminal that does not tell
+COLUMNS, ROWS = 120, 24  # of a terminal whose size is unknown
 
 
 class Progress:
-    """A watcher that shows cell, round, loss, accuracy, clipped fraction and the time left.
+    """A progress callback that shows cell, round, loss, accuracy, clipped fraction and the time left.
 
     On a terminal it is a bar that redraws itself; elsewhere, one line when a cell ends. `redraw` is the least number of
     seconds between two redraws.
@@ -30,7 +28,7 @@ class Progress:
         self._shown: dict[str, str] = {}
         self._begun = time.monotonic()
 
-    def begin(self, cell: "Cell", engine: str, done: int) -> None:
+    def begin(self, cell: Cell, engine: str, done: int) -> None:
         self._begun, self._shown = time.monotonic(), {}
         if not self.stream.isatty():
             return
@@ -49,41 +47,41 @@ class Progress:
             dynamic_ncols=wide,
             ncols=None if wide else COLUMNS,
             nrows=None if wide else ROWS,
-            # what matters first: on a narrow terminal the bar itself is what there is no room for
+            # the numbers first: on a narrow terminal it is the bar that gets no room
             bar_format="{desc}: round {n_fmt}/{total_fmt}{postfix}, {remaining} left |{bar}|",
         )
 
     def round(self, record: dict[str, Any]) -> None:
         if self._bar is None:
             return
-        self._shown |= told(record)
+        self._shown |= brief(record)
         self._bar.set_postfix_str(", ".join(f"{k} {v}" for k, v in self._shown.items()), refresh=False)
         self._bar.update(1)
 
-    def end(self, outcome: "Outcome", stored: bool) -> None:
+    def end(self, result: CellResult, stored: bool) -> None:
         self._number += 1
         self.close()
-        last = told(outcome.records[-1]) if outcome.records else {}
+        last = brief(result.records[-1]) if result.records else {}
         facts = ", ".join(f"{key} {value}" for key, value in last.items())
-        how = "was done before" if stored else f"{time.monotonic() - self._begun:.1f} s"
-        print(f"[{self._number}/{self._cells}] {outcome.cell.name}: {facts} ({how})", file=self.stream, flush=True)
+        how = "done earlier" if stored else f"{time.monotonic() - self._begun:.1f} s"
+        print(f"[{self._number}/{self._cells}] {result.cell.name}: {facts} ({how})", file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Takes the bar away; what is printed next begins on a clean line."""
+        """Removes the bar; what is printed next begins on a clean line."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
 def known_width(stream: TextIO) -> bool:
-    """Whether the terminal tells its width; some that are not real say 0."""
+    """Whether the terminal reports its width; pseudo-terminals may report 0."""
     try:
         return os.get_terminal_size(stream.fileno()).columns > 0
     except (OSError, ValueError):
         return False
 
 
-def told(record: dict[str, Any]) -> dict[str, str]:
+def brief(record: dict[str, Any]) -> dict[str, str]:
     """A record in a few words; over several seeds, the median."""
     words = {}
     for key, name in (("loss", "loss"), ("accuracy", "acc")):
@@ -97,14 +95,14 @@ def told(record: dict[str, Any]) -> dict[str, str]:
     return words
 
 
-def profile(outcomes: "list[Outcome]") -> list[tuple[str, float, float]]:
-    """Where the time went: (phase, seconds, share) over all rounds of the outcomes, the largest first.
+def profile(results: list[CellResult]) -> list[tuple[str, float, float]]:
+    """Where the time went: (phase, seconds, share) over all rounds of the results, the largest first.
 
-    "other" is what a round took beyond its phases: the measurement that looks on, and waiting for workers.
+    "other" is what a round took beyond its phases: the measurement, and waiting for workers.
     """
-    seconds = {"logging": sum(outcome.logging for outcome in outcomes), "other": 0.0}
-    for outcome in outcomes:
-        for record in outcome.records:
+    seconds = {"logging": sum(result.logging for result in results), "other": 0.0}
+    for result in results:
+        for record in result.records:
             for phase, value in record["phases"].items():
                 seconds[phase] = seconds.get(phase, 0.0) + value
             seconds["other"] += max(0.0, record["seconds"] - sum(record["phases"].values()))

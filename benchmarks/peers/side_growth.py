@@ -34,10 +34,10 @@ def make(argv: list[str] | None = None) -> Any:
     settings |= {"clients": size["clients"], "local_steps": size["steps"]}
     dataset = data(workload, size["features"], size["samples"])
     simulation = Simulation(Config(**settings), dataset=dataset, model=Logistic(size["features"]))
-    problem = simulation._rounds.problem  # 600 samples for every client, however many there are
+    sampler = simulation._rounds.task.sampler  # 600 samples for every client, however many there are
     each = len(dataset.y) // 100
-    problem.sizes = np.full(size["clients"], each)
-    problem.offsets = np.arange(size["clients"]) % 100 * each
+    sampler.sizes = np.full(size["clients"], each)
+    sampler.offsets = np.arange(size["clients"]) % 100 * each
     return lambda _: simulation.step(), lambda: simulation.x.numpy(), {"parameters": simulation.x.numel()}
 
 

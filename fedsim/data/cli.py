@@ -3,22 +3,17 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-from fedsim.data import fetch, sets
-from fedsim.data.files import default_root
-from fedsim.errors import InputError
+from ..arguments import Parser
+from ..errors import StoppedError
+from . import fetch, sets
+from .files import default_root
 
 FETCHING = 0.9  # about this much of the time that a set takes is its fetching
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="fedsim data",
         description="Gets, verifies and prepares data sets; `fedsim data show NAME` draws how one is dealt to clients.",
     )
@@ -31,8 +26,8 @@ def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, help="data folder (default: $FEDSIM_DATA, else ~/.cache/fedsim)")
 
 
-def _show_parser() -> _Parser:
-    parser = _Parser(prog="fedsim data show", description="Draws how a data set is dealt to clients.")
+def _show_parser() -> Parser:
+    parser = Parser(prog="fedsim data show", description="Draws how a data set is dealt to clients.")
     parser.add_argument("name", metavar="NAME", help=", ".join(sets.NAMES))
     parser.add_argument(
         "--partition", choices=["classes", "dirichlet", "iid", "roles"], help="default: classes, or roles"
@@ -46,8 +41,8 @@ def _show_parser() -> _Parser:
     return parser
 
 
-class _Bar(fetch.Progress):
-    """A line on a terminal with the set, what goes on and for how long; away from a terminal only what is said."""
+class _Bar(fetch.FetchProgress):
+    """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
 
     def __init__(self, names: list[str]):
         from tqdm import tqdm
@@ -96,18 +91,14 @@ def get(names: list[str], root: Path) -> int:
 
 
 def main(argv: list[str]) -> int:
+    """`fedsim data ...`; returns the exit code."""
     try:
         if argv[:1] == ["show"]:
-            from fedsim.data import show
+            from . import show
 
-            options = _show_parser().parse_args(argv[1:])
-            print(show.draw(options))
+            print(show.draw(_show_parser().parse_args(argv[1:])))
             return 0
         options = _parser().parse_args(argv)
         return get(options.names, (options.root or default_root()).expanduser())
-    except InputError as error:
-        print(f"fedsim: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        print("fedsim: stopped; the same command starts again cleanly", file=sys.stderr)
-        return 130
+        raise StoppedError("stopped; run the same command again to start over") from None

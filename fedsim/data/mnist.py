@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from fedsim.data import vision
-from fedsim.data.archives import gunzip, unpack
-from fedsim.data.dataset import Dataset
-from fedsim.data.fetch import Source, npm_pack
-from fedsim.data.files import Form, require
+from . import vision
+from .archives import gunzip, unpack
+from .dataset import Dataset
+from .fetch import Source, npm_pack
+from .files import Form, require
 
 RAW = "MNIST/raw"
 SUMS = {

@@ -1,4 +1,4 @@
-"""Which client holds which sample: by classes as in the paper's section 5, by Dirichlet shares, or at random.
+"""Which client holds which sample: by classes as in the paper's experiments, by Dirichlet shares, or at random.
 
 Every function gives one sorted index array per client; together they hold every sample exactly once. The share of a
 class that a client gets depends on (seed, class) and never on the samples, so training and test set cut with one seed
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.errors import InputError
+from ..errors import InputError
 
 Parts = list[npt.NDArray[np.int64]]
 Cut = Callable[[npt.NDArray[np.int64]], Parts]
@@ -21,14 +21,14 @@ _ASSIGN, _SHARE, _SHUFFLE, _IID = range(4)  # purposes: each has its own stream 
 def _whole(name: str, value: object, low: int) -> int:
     """`value` as an int of at least `low`; a float such as 2.5 or a truth value is refused."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < low:
-        raise InputError(f"{name} must be a whole number of at least {low}, got {value!r}")
+        raise InputError(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)
 
 
 def _labels(labels: npt.ArrayLike, clients: int) -> npt.NDArray[np.int64]:
     y = np.asarray(labels)
     if y.ndim != 1 or (y.size and y.dtype.kind not in "iu"):
-        raise InputError(f"labels must be a list of whole numbers, got an array of shape {y.shape} and type {y.dtype}")
+        raise InputError(f"labels must be a list of integers, got an array of shape {y.shape} and type {y.dtype}")
     _enough(clients, y.size)
     return y.astype(np.int64)
 
@@ -135,6 +135,15 @@ def iid(n: int, clients: int, seed: int) -> Parts:
     _enough(clients, n)
     order = np.random.default_rng([seed, _IID]).permutation(n).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def choose_cut(kind: str, clients: int, *, p: int, concentration: float, seed: int) -> Cut:
+    """The function that cuts labels by "classes" (p per client), "dirichlet" (of a concentration) or "iid"."""
+    if kind == "classes":
+        return lambda y: by_classes(y, clients, p, seed)
+    if kind == "dirichlet":
+        return lambda y: dirichlet(y, clients, concentration, seed)
+    return lambda y: iid(len(y), clients, seed)
 
 
 def train_and_test(train: npt.ArrayLike, test: npt.ArrayLike, cut: Cut) -> tuple[Parts, Parts]:

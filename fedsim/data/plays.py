@@ -45,7 +45,7 @@ def _speaker_marks(paragraphs: list[list[str]]) -> tuple[re.Pattern[str], set[st
 def speeches(text: str) -> Iterator[tuple[str, str]]:
     """Yields (speaker, speech) in the order of the play.
 
-    A paragraph whose first line is a speaker's mark begins a speech; one without a mark goes on with it (a stage
+    A paragraph whose first line is a speaker's mark begins a speech; one without a mark continues it (a stage
     direction stood between them); a heading ends it.
     """
     paragraphs = _paragraphs(text)

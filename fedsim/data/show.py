@@ -7,25 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.data import partition, sets
-from fedsim.data.dataset import Dataset
-from fedsim.data.partition import Parts
-from fedsim.errors import InputError
+from ..errors import InputError
+from ..plotting import COLOURS, new_figure, styled
+from . import partition, sets
+from .dataset import Dataset
+from .partition import Parts
 
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "shakespeare": "Shakespeare"}
 SUFFIXES = (".png", ".svg", ".pdf")
-STYLE: Any = {
-    "font.family": "serif",
-    "font.size": 9,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
-INK, WARM = "#1f4e79", "#d08a3c"
 
 
 def deal(data: Dataset, options: argparse.Namespace) -> tuple[Parts, Parts, str]:
@@ -44,15 +33,10 @@ def deal(data: Dataset, options: argparse.Namespace) -> tuple[Parts, Parts, str]
             raise InputError(f"--clients must be from 1 to {len(data.roles)}, the number of roles, got {count}")
         return data.roles[:count], data.test_roles[:count], "one role per client"
     count, seed = 100 if options.clients is None else options.clients, options.seed
-    if kind == "classes":
-        p = options.classes_per_client
-        cut, words = lambda y: partition.by_classes(y, count, p, seed), f"{p} class{'es' * (p > 1)} per client"
-    elif kind == "dirichlet":
-        c = options.concentration
-        cut, words = lambda y: partition.dirichlet(y, count, c, seed), f"Dirichlet({c:g})"
-    else:
-        cut, words = lambda y: partition.iid(len(y), count, seed), "i.i.d."
-    return *partition.train_and_test(data.y, data.test_y, cut), f"{words}, seed {seed}"
+    p, c = options.classes_per_client, options.concentration
+    names = {"classes": f"{p} class{'es' * (p > 1)} per client", "dirichlet": f"Dirichlet({c:g})", "iid": "i.i.d."}
+    cut = partition.choose_cut(kind, count, p=p, concentration=c, seed=seed)
+    return *partition.train_and_test(data.y, data.test_y, cut), f"{names[kind]}, seed {seed}"
 
 
 def counts(labels: npt.NDArray[np.int64], parts: Parts, classes: int) -> npt.NDArray[np.int64]:
@@ -63,7 +47,7 @@ def counts(labels: npt.NDArray[np.int64], parts: Parts, classes: int) -> npt.NDA
 def _by_class(figure: Any, table: npt.NDArray[np.int64]) -> Any:
     """Above, the size of every client; below, its samples of every class as a shade."""
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
-    top.bar(np.arange(table.shape[1]), table.sum(axis=0), width=1.0, color=INK, linewidth=0)
+    top.bar(np.arange(table.shape[1]), table.sum(axis=0), width=1.0, color=COLOURS[0], linewidth=0)
     top.set_ylabel("training\nsamples")
     held = np.ma.masked_equal(table, 0)  # none at all stays white
     shades = below.imshow(held, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest", origin="lower")
@@ -83,7 +67,7 @@ def _by_size(figure: Any, train: npt.NDArray[np.int64], test: npt.NDArray[np.int
     """Clients by size, on a logarithmic scale: roles differ by four orders of magnitude."""
     axes = figure.subplots()
     order = np.argsort(-train, kind="stable")
-    for sizes, color, label in ((train, INK, "training"), (test, WARM, "test")):
+    for sizes, color, label in ((train, COLOURS[0], "training"), (test, COLOURS[1], "test")):
         axes.step(np.arange(1, len(sizes) + 1), sizes[order], where="mid", color=color, linewidth=1.2, label=label)
     axes.set(yscale="log", ylim=(0.7, None), xlim=(0, len(train) + 1))
     axes.set(xlabel="client, largest first", ylabel="samples")
@@ -101,18 +85,13 @@ def _check_out(out: Path) -> None:
 
 
 def draw(options: argparse.Namespace) -> str:
-    """Writes the figure and tells in one line what is in it."""
+    """Writes the figure and returns one line on what is in it."""
     _check_out(options.out)
     data = sets.load(options.name, options.root)
     train, test, words = deal(data, options)
     sizes, test_sizes = (np.array([len(part) for part in parts]) for parts in (train, test))
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.5, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
+    with styled(axes_grid=False, svg_fonttype="none", pdf_fonttype=42):  # text stays text
+        figure = new_figure(6.5, 3.4)
         by_class = data.roles is None
         table = counts(data.y.numpy(), train, data.classes) if by_class else None
         top = _by_size(figure, sizes, test_sizes) if table is None else _by_class(figure, table)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedsim.errors import InputError
+from ..errors import InputError
 
 # A build of torchvision for another device than torch's cannot load its operators, and then stops its own import
 # (pytorch/vision#9085). Only boxes need these two; data sets and transforms do not.
@@ -34,7 +34,8 @@ def datasets() -> ModuleType:
         for name in _SCHEMAS:
             _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         from torchvision import datasets
-    return datasets
+    found: ModuleType = datasets
+    return found
 
 
 @contextlib.contextmanager

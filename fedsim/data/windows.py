@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsim.data.dataset import Dataset
-from fedsim.data.plays import VOCABULARY, WINDOW
+from .dataset import Dataset
+from .plays import VOCABULARY, WINDOW
 
 Codes = npt.NDArray[np.uint8]
 Windows = tuple[Codes, Codes]  # (n, 80) and (n,)

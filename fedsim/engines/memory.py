@@ -9,7 +9,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Has malloc keep what is freed for the next request; False where the C library cannot be told.
+    """Has malloc keep what is freed for the next request; False where the C library has no mallopt.
 
     Otherwise activations of megabytes come fresh from the system at every local step, 4 KiB at a time: 4,000 page
     faults, a fifth of the time of a step of the CIFAR-10 network with a batch of 50.

@@ -1,7 +1,6 @@
 """Rounds of the quadratic problem: every seed and every client at once, or one after another."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +9,57 @@ from torch import Tensor
 from fatclip_ops import FatClipPI, clip_rows_, row_norms
 
 from .. import noise, seeding
-from ..algorithms import ALGORITHMS
+from ..batches import Indices
 from ..config import Config
 from ..models import quadratic
-from .outcome import Clock, Outcome
+from ..rows import ClientRows, Updates
+from .rounds import Clock, Observer, RoundResult
+from .sequential import ModuleRow
+
+
+class QuadraticRows(ClientRows):
+    """A row for every (seed, client); the gradients of plain or clipped SGD are added up on the way."""
+
+    def __init__(self, X: Tensor) -> None:
+        super().__init__(X, X)
+        self.gradients: Tensor | None = torch.zeros_like(X)  # their sum; None: steps were not all SGD
+
+    @property
+    def X(self) -> Tensor:  # noqa: N802
+        self.gradients = None
+        return self._X
+
+    def begin_step(self, xi: Tensor) -> None:
+        """The gradient of f(x, xi) is x + xi."""
+        self._G = self._X + xi
+
+    def sgd_(self, lr: float, lam: float = math.inf) -> None:
+        self.step_lam = lam
+        self._norms = clip_rows_(self._G, lam)
+        self._X.sub_(self._G, alpha=lr)
+        if self.gradients is not None:
+            self.gradients.add_(self._G)
+
+
+class QuadraticUpdates(Updates):
+    """Updates of all seeds, summed per seed; a client counts if its update and all of its gradients are finite."""
+
+    def __init__(self, rows: Tensor, step_norms: Tensor, seeds: int, step_lam: float) -> None:
+        super().__init__(rows, rows, 1.0, step_lam=step_lam, step_norms=step_norms.numpy())
+        self.seeds, self.norms = seeds, row_norms(rows).numpy()
+        self.good = np.isfinite(self.norms) & np.isfinite(self.step_norms).all(0)
+
+    def sum(self, lam: float = math.inf) -> None:
+        self.lam = lam
+        if lam < math.inf:
+            clip_rows_(self.rows, lam)
+        kept = torch.where(torch.from_numpy(self.good)[:, None], self.rows, 0.0)
+        self.total = kept.view(self.seeds, -1, self.rows.shape[1]).to(torch.float64).sum(1)
+
+    def count_clipped(self) -> tuple[int, int]:
+        seen, lam = self._clipped_values()
+        seen = seen[..., self.good]
+        return int(np.count_nonzero(seen > lam)), seen.size
 
 
 class QuadraticRounds:
@@ -23,9 +69,8 @@ class QuadraticRounds:
         assert config.local_steps is not None
         self.config, self.seeds, self.engine = config, seeds, engine
         self.steps = config.local_steps
+        self.algorithm = config.new_algorithm()
         self.dtype = getattr(torch, config.dtype)
-        algorithm = ALGORITHMS[config.algorithm]
-        self.step_lam, self.round_lam = algorithm.step_lam(config.lam), algorithm.round_lam(config.lam)
         self.block = seeding.noise_block(config.clients, self.steps, config.dim)
         self._noise: tuple[int, Tensor] | None = None
 
@@ -35,7 +80,7 @@ class QuadraticRounds:
     def client_steps(self) -> list[int]:
         return [self.steps]
 
-    def participants(self, round_: int) -> np.ndarray:
+    def participants(self, round_: int) -> Indices:
         c = self.config
         return np.stack([seeding.participants(s, round_, c.clients, c.participating) for s in self.seeds])
 
@@ -56,70 +101,66 @@ class QuadraticRounds:
                 out[i, client] = noise.sample(c.noise, shape, rng, alpha=c.noise_alpha, scale=c.noise_scale)
         return torch.from_numpy(out).to(self.dtype)
 
-    def run(self, round_: int, x: Tensor, observer: Any, clock: Clock) -> Outcome:
-        """The updates of one round from x (seeds, dim)."""
-        chosen = torch.from_numpy(self.participants(round_))
-        at = chosen[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
+    def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult:
+        """One round from x (seeds, dim)."""
+        chosen = self.participants(round_)
+        at = torch.from_numpy(chosen)[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
         xi = self.noise(round_).gather(1, at)
         clock.lap("data")
-        work = self._stacked if self.engine == "stacked" else self._sequential
-        rows, step_norms = work(x, xi, clock)
-        norms = row_norms(rows)
-        good = torch.isfinite(norms) & torch.isfinite(step_norms).all(0)
+        updates = (self._train_stacked if self.engine == "stacked" else self._train_one_by_one)(x, xi, clock)
+        good = updates.good
         if observer is not None:
-            observer.update(round_, chosen[0][good].tolist(), rows[good])
-            observer.end_round(round_, self.full(x) if getattr(observer, "wants_full", False) else None)
-        outcome = self._reduce(rows, norms, step_norms, chosen, good)
+            observer.update(round_, chosen[0][good].tolist(), updates.rows[good])
+            observer.end_round(round_, self.full(x) if observer.wants_full else None)
+        self.algorithm.send(updates)
+        result = RoundResult(
+            updates.total,
+            torch.from_numpy(good.reshape(len(self.seeds), -1).sum(1)),
+            updates.norms,
+            updates.step_norms,
+            updates.count_clipped(),
+            sorted(set(chosen.flatten()[~good].tolist())),
+        )
         clock.lap("aggregate")
-        return outcome
+        return result
 
-    def _stacked(self, x: Tensor, xi: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
-        seeds, clients, steps, dim = xi.shape
-        rows = x.repeat_interleave(clients, 0)
-        sent = torch.zeros_like(rows)
-        norms = torch.empty(steps, seeds * clients, dtype=torch.float64)
+    def _train_stacked(self, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
+        seeds, count, steps, dim = xi.shape
+        X = x.repeat_interleave(count, 0)
+        clients = QuadraticRows(X)
+        norms = torch.empty(steps, seeds * count, dtype=torch.float64)
         for k in range(steps):
-            g = rows + xi[:, :, k].reshape(-1, dim)
+            clients.begin_step(xi[:, :, k].reshape(-1, dim))
             clock.lap("compute")
-            norms[k] = clip_rows_(g, self.step_lam)
-            rows.sub_(g, alpha=self.config.eta_l)
-            sent.add_(g)
+            self.algorithm.local_step(clients)
+            norms[k] = clients.take_norms()
             clock.lap("clip_step")
-        if self.config.delta == "displacement":
-            sent = x.repeat_interleave(clients, 0) - rows
-        return sent, norms
+        if self.config.delta == "gradient" and clients.gradients is not None:
+            sent = clients.gradients
+        else:
+            sent = x.repeat_interleave(count, 0) - X
+            sent = sent / self.config.eta_l if self.config.delta == "gradient" else sent
+        return QuadraticUpdates(sent, norms, seeds, clients.step_lam)
 
-    def _sequential(self, x: Tensor, xi: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
+    def _train_one_by_one(self, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
         """By autograd and the library's optimizer, client after client."""
         seeds, clients, steps, dim = xi.shape
         rows = torch.empty(seeds * clients, dim, dtype=self.dtype)
         norms = torch.empty(steps, seeds * clients, dtype=torch.float64)
         for i in range(seeds * clients):
             model = quadratic.Quadratic(x[i // clients])
-            optimizer = FatClipPI(model.parameters(), lr=self.config.eta_l, lam=self.step_lam, nonfinite="propagate")
+            optimizer = FatClipPI(model.parameters(), lr=self.config.eta_l, lam=math.inf, nonfinite="propagate")
             optimizer.begin_round()
+            client = ModuleRow(model.x.data[None], [model.x], optimizer)
             for k in range(steps):
                 optimizer.zero_grad()
                 model(xi[i // clients, i % clients, k]).backward()
                 clock.lap("compute")
-                optimizer.step()
-                norms[k, i] = optimizer.last_norm
+                self.algorithm.local_step(client)
+                norms[k, i] = client.take_norms()
                 clock.lap("clip_step")
             rows[i] = optimizer.end_round(delta=self.config.delta)
-        return rows, norms
-
-    def _reduce(self, rows: Tensor, norms: Tensor, step_norms: Tensor, chosen: Tensor, good: Tensor) -> Outcome:
-        """Clips what is sent and sums it per seed, leaving out what is not finite."""
-        shape = (len(self.seeds), -1)
-        clip_rows_(rows, self.round_lam)
-        kept = torch.where(good[:, None], rows, 0.0).view(*shape, self.config.dim).to(torch.float64)
-        clipped = 0.0
-        if self.round_lam < math.inf:
-            clipped = _share(norms[good] > self.round_lam)
-        elif self.step_lam < math.inf:
-            clipped = _share(step_norms[:, good] > self.step_lam)
-        rejected = sorted(set(chosen.flatten()[~good].tolist()))
-        return Outcome(kept.sum(1), good.view(shape).sum(1), norms, step_norms.flatten(), clipped, rejected)
+        return QuadraticUpdates(rows, norms, seeds, client.step_lam)
 
     def full(self, x: Tensor) -> Tensor:
         """What a client would send without noise, from the first seed's x."""
@@ -135,7 +176,3 @@ class QuadraticRounds:
 
     def close(self) -> None:
         """Nothing to end: all seeds advance in this process."""
-
-
-def _share(mask: Tensor) -> float:
-    return mask.to(torch.float64).mean().item() if mask.numel() else 0.0

@@ -1,49 +1,76 @@
-"""Clients one after another: a module whose parameters are views of the client's row, and the library's optimizer."""
+"""Clients one after another: a module whose parameters are views of the client's row, trained by autograd."""
 
 import math
-from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from fatclip_ops import FatClipPI
+from fatclip_ops import FatClipOptimizer, FatClipPI
 
-from ..problem import Batch, Problem
-from .outcome import Clock
+from ..batches import LocalWork
+from ..learning_task import LearningTask
+from ..rows import ClientRows
+from .rounds import Chunk
 
 
-class Sequential:
-    """Trains one client at a time with autograd; lam = inf is plain SGD."""
+class ModuleRow(ClientRows):
+    """A single client, whose gradients autograd has left in the parameters: `sgd_` takes them from there.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.module = problem.model.build().to(problem.device, problem.dtype)
+    X: (1, d), of which the parameters are views.
+    """
+
+    def __init__(self, X: Tensor, params: list[nn.Parameter], optimizer: FatClipOptimizer) -> None:
+        super().__init__(X, X)
+        self._params, self._optimizer = params, optimizer
+
+    @property
+    def G(self) -> Tensor:  # noqa: N802
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
+        return torch.cat([grad.reshape(-1) for grad in grads])[None]
+
+    def sgd_(self, lr: float, lam: float = math.inf) -> None:
+        self.step_lam = lam
+        self._optimizer.param_groups[0].update(lr=lr, lam=lam)
+        self._optimizer.step()
+        self._norms = self._optimizer.last_norm
+
+
+class SequentialEngine:
+    """Trains one client at a time."""
+
+    def __init__(self, task: LearningTask) -> None:
+        self.task = task
+        self.module = task.model.build().to(task.device, task.dtype)
         self.params = list(self.module.parameters())
-        self.optimizer = FatClipPI(self.params, lr=problem.config.eta_l, lam=math.inf)
+        self.optimizer = FatClipPI(self.params, lr=task.config.eta_l, lam=math.inf)
 
-    def train(
-        self, batches: Iterable[Batch], x_t: Tensor, row: Tensor, step_norms: Tensor, lam: float, clock: Clock
-    ) -> None:
-        """One client from x_t: its row becomes its displacement, or nan where a gradient was not finite."""
-        problem, model = self.problem, self.problem.model
+    def train(self, chunk: Chunk, number: int, work: LocalWork, step_norms: Tensor) -> float:
+        """One client of a chunk: its row becomes its displacement, or nan where a gradient was not finite.
+
+        Returns the threshold of its steps.
+        """
+        algorithm, _, x_t, rows, _, clock = chunk
+        row = rows[number]
+        task, model = self.task, self.task.model
         row.copy_(x_t)
         for p, view in zip(self.params, model.split(row.data), strict=True):
             p.data = view
-        self.optimizer.param_groups[0]["lam"] = lam
-        for k, batch in enumerate(batches):
-            at = problem.there(batch.index[0, : batch.counts[0]])
-            x, y = model.inputs(problem.x[at]), problem.y[at]
+        client = ModuleRow(row[None], self.params, self.optimizer)
+        for k, batch in enumerate(work.batches):
+            at = task.on_device(batch.index[0, : batch.counts[0]])
+            x, y = model.inputs(task.x[at]), task.y[at]
             clock.lap("data")
             self.optimizer.zero_grad()
             functional.cross_entropy(self.module(x), y).backward()
             clock.lap("compute")
-            self.optimizer.step()
-            norm = float(self.optimizer.last_norm)
+            algorithm.local_step(client)
+            norm = float(client.take_norms())
             clock.lap("clip_step")
             step_norms[k] = norm
             if not math.isfinite(norm):
                 row.fill_(math.nan)
-                return
+                return client.step_lam
         torch.sub(x_t, row, out=row)
         clock.lap("clip_step")
+        return client.step_lam

@@ -1,7 +1,6 @@
-"""All clients of a chunk at once: their parameters are the rows of a matrix, a step is one batched gradient."""
+"""All clients of a chunk at once: their models are the rows of a matrix, a step is one batched gradient."""
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -9,60 +8,130 @@ from torch import Tensor
 
 from fatclip_ops import batched_clipped_sgd_
 
-from ..problem import Batch, Problem
-from .outcome import Clock
+from ..algorithms import Algorithm
+from ..batches import Batch, LocalWork
+from ..learning_task import LearningTask
+from ..rows import ClientRows, Updates
+from .rounds import Chunk, Clock
 
 
-class Stacked:
-    """Trains a chunk with the model's batched gradients; lam = inf is plain SGD."""
+class StackedRows(ClientRows):
+    """Rows of two matrices, X and G; clients that have done all of their steps do not move."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self._grads = torch.empty(0)
+    def __init__(self, X: Tensor, G: Tensor) -> None:
+        super().__init__(X, G)
+        self._finished: Tensor | None = None
+        self._held: Tensor | None = None
+
+    @property
+    def X(self) -> Tensor:  # noqa: N802
+        if self._finished is not None and self._held is None:
+            self._held = self._X[self._finished]
+        return self._X
+
+    def sgd_(self, lr: float, lam: float = math.inf) -> None:
+        self.step_lam = lam
+        self._norms = batched_clipped_sgd_(self._X, self._G, lr, lam)
+
+    def step(self, algorithm: Algorithm, finished: Tensor | None) -> Tensor:
+        """One local step; returns the norms of the gradients, nan for clients that are finished.
+
+        Their gradients are zero, so `sgd_` leaves them alone; of an algorithm that asks for X that is not known.
+        """
+        self._finished, self._held = finished, None
+        algorithm.local_step(self)
+        norms = self.take_norms()
+        if finished is not None:
+            norms[finished] = math.nan
+            if self._held is not None:
+                self._X[finished] = self._held
+        return norms
+
+
+class OneStepRows(ClientRows):
+    """The shortcut for a round of one local step: after `sgd_` the gradients are sent instead of x_t - X.
+
+    lr and lam are remembered, and applied when the server sums the rows: two passes over the rows fewer. An algorithm
+    that asks for X gets it.
+    """
+
+    def __init__(self, x_t: Tensor, G: Tensor) -> None:
+        super().__init__(x_t, G)
+        self._x_t = x_t
+        self._lr: float | None = None  # of an sgd_ that has not been applied
+
+    @property
+    def X(self) -> Tensor:  # noqa: N802
+        if self._X is self._x_t:
+            self._X = self._x_t.repeat(len(self._G), 1)
+            if self._lr is not None:
+                self._norms = batched_clipped_sgd_(self._X, self._G, self._lr, self.step_lam)
+        return self._X
+
+    def sgd_(self, lr: float, lam: float = math.inf) -> None:
+        if self._X is self._x_t and self._lr is None:
+            self._lr, self.step_lam = lr, lam
+        else:
+            self._norms = batched_clipped_sgd_(self.X, self._G, lr, lam)
+            self.step_lam = lam
+
+    def updates(self, total: Tensor, unit: float) -> Updates:
+        """What is sent after the step; Delta is measured in multiples of unit."""
+        if self._X is self._x_t and self._lr is not None:
+            return Updates(self._G, total, self._lr / unit, step_lam=self.step_lam)
+        norms, X = self.take_norms(), self.X
+        torch.sub(self._x_t, X, out=self._G)
+        self._G[~torch.isfinite(norms)] = math.nan
+        return Updates(self._G, total, 1 / unit, step_lam=self.step_lam, step_norms=norms[None].cpu().numpy())
+
+
+class StackedEngine:
+    """Trains the clients of a chunk side by side, with the model's batched gradients."""
+
+    def __init__(self, task: LearningTask) -> None:
+        self.task = task
+        self._scratch = torch.empty(0)
 
     @torch.no_grad()
-    def train(
-        self, batches: Iterable[Batch], x_t: Tensor, rows: Tensor, one_step: bool, lam: float, clock: Clock
-    ) -> Tensor | None:
-        """The chunk from x_t: rows become displacements, nan where a gradient was not finite; returns all norms.
-
-        one_step: the rows become the gradients of the only step instead, and nothing is returned.
-        """
-        if one_step:
-            self._gradients(next(iter(batches)), x_t, rows, clock)
-            return None
-        grads = self._scratch(rows)
-        rows.copy_(x_t)
-        norms = []
-        for k, batch in enumerate(batches):
-            self._gradients(batch, rows if k else x_t, grads, clock)
-            found = batched_clipped_sgd_(rows, grads, self.problem.config.eta_l, lam)
-            if not batch.counts.all():
-                found[self.problem.there(batch.counts == 0)] = math.nan
-            norms.append((found, batch.counts))
+    def train(self, chunk: Chunk, work: LocalWork) -> Updates:
+        """The clients of a chunk; a row in which a gradient was not finite becomes nan."""
+        algorithm, _, x_t, rows, total, clock = chunk
+        if (work.steps == 1).all():
+            self._gradients(next(work.batches), x_t, rows, clock)
+            single = OneStepRows(x_t, rows)
+            algorithm.local_step(single)
+            return single.updates(total, self.task.unit)
+        gradients = self._room(rows)
+        clients = StackedRows(rows.copy_(x_t), gradients)
+        norms, had = [], []
+        for k, batch in enumerate(work.batches):
+            self._gradients(batch, rows if k else x_t, gradients, clock)
+            finished = None if batch.counts.all() else self.task.on_device(batch.counts == 0)
+            norms.append(clients.step(algorithm, finished))
+            had.append(batch.counts > 0)
             clock.lap("clip_step")
-        stacked = torch.stack([found for found, _ in norms])
-        had = self.problem.there(np.stack([counts > 0 for _, counts in norms]))
+        step_norms = torch.stack(norms)
         torch.sub(x_t, rows, out=rows)
-        rows[(had & ~torch.isfinite(stacked)).any(0)] = math.nan
+        rows[(self.task.on_device(np.stack(had)) & ~torch.isfinite(step_norms)).any(0)] = math.nan
         clock.lap("clip_step")
-        return stacked
+        found = step_norms.cpu().numpy()
+        return Updates(rows, total, 1 / self.task.unit, step_lam=clients.step_lam, step_norms=found)
 
     def _gradients(self, batch: Batch, rows: Tensor, out: Tensor, clock: Clock) -> None:
-        problem = self.problem
-        index = problem.there(batch.index)
-        weights = weights_of(batch, problem.dtype).to(problem.device)
+        task = self.task
+        index = task.on_device(batch.index)
+        weights = sample_weights(batch, task.dtype).to(task.device)
         clock.lap("data")
-        problem.model.gradients_of(rows, (problem.x, problem.y), index, weights, out)
+        task.model.gradients_of(rows, (task.x, task.y), index, weights, out)
         clock.lap("compute")
 
-    def _scratch(self, rows: Tensor) -> Tensor:
-        if self._grads.shape[0] < rows.shape[0]:
-            self._grads = torch.empty_like(rows)
-        return self._grads[: rows.shape[0]]
+    def _room(self, rows: Tensor) -> Tensor:
+        if self._scratch.shape[0] < rows.shape[0]:
+            self._scratch = torch.empty_like(rows)
+        return self._scratch[: rows.shape[0]]
 
 
-def weights_of(batch: Batch, dtype: torch.dtype) -> Tensor:
+def sample_weights(batch: Batch, dtype: torch.dtype) -> Tensor:
     """1 / count for samples that count, 0 for padding, as (clients, b)."""
     width, counts = batch.index.shape[1], batch.counts
     if (counts == width).all():

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..problem import Indices
-from .chunks import Report, Task, Worker
+from ..batches import Indices
+from .chunks import Assignment, ChunkReport, ChunkTrainer, Failure
 
 _TOKEN = struct.Struct("i")
 
 
 @contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """A chunk is the work of one thread, or of two, whoever does it: the sums in a product depend on the number."""
+def use_threads(count: int) -> Iterator[None]:
+    """Fixes the number of threads: the sums in a product depend on it, and the bits must not."""
     before = torch.get_num_threads()
     if before == count:
         yield
@@ -42,7 +42,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
+def pin_to_core(core: int | None) -> Iterator[None]:
     """Keeps this thread on one core: woken by a pipe, two processes are often put on the same one."""
     if core is None:
         yield
@@ -61,7 +61,7 @@ def cores_for(workers: int) -> list[int] | list[None]:
     return cores if len(cores) == workers else [None] * workers
 
 
-def shared(*shape: int, dtype: torch.dtype) -> Tensor:
+def share_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     """Zeros in memory that forked processes share; anonymous, so the size of /dev/shm does not matter."""
     count = max(1, torch.Size(shape).numel())
     block = mmap.mmap(-1, count * dtype.itemsize)
@@ -69,7 +69,7 @@ def shared(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass
-class Slots:
+class CohortMemory:
     """Room for a cohort: the model, each chunk's rows and each chunk's sum."""
 
     x_t: Tensor
@@ -77,66 +77,66 @@ class Slots:
     totals: Tensor
 
     @classmethod
-    def make(cls, chunks: int, clients: int, d: int, dtype: torch.dtype, device: torch.device) -> "Slots":
+    def allocate(cls, chunks: int, clients: int, d: int, dtype: torch.dtype, device: torch.device) -> "CohortMemory":
         shapes = (d,), (chunks, clients, d), (chunks, d)
         if device.type == "cpu":
-            return cls(*(shared(*shape, dtype=dtype) for shape in shapes))
+            return cls(*(share_zeros(*shape, dtype=dtype) for shape in shapes))
         return cls(*(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes))
 
 
-class Pool:
+class WorkerPool:
     """`train` runs every chunk of a cohort and returns the reports in order; `workers` counts this process, too."""
 
-    def __init__(self, worker: Worker, slots: Slots, workers: int) -> None:
-        self.worker, self.slots = worker, slots
+    def __init__(self, trainer: ChunkTrainer, memory: CohortMemory, workers: int) -> None:
+        self.trainer, self.memory = trainer, memory
         self._others = workers - 1
         self._tokens = (-1, -1)
         self._rows: Tensor | None = None
         self._cores: list[int] | list[None] = [None]
         self._crew: list[tuple[Any, Connection]] = []
 
-    def train(self, task: Task, cohort: list[Indices], odd: bool = False) -> list[Report]:
+    def train(self, assignment: Assignment, cohort: list[Indices], odd: bool = False) -> list[ChunkReport]:
         """odd: two threads take the last chunk, so that no other process need be idle."""
         slots = range(len(cohort) - odd)
         if self._others == 0 or len(slots) <= 1:
-            with threads(1):
-                done = {slot: self._run(task, slot, cohort[slot]) for slot in slots}
-            done |= self._last(task, cohort) if odd else {}
+            with use_threads(1):
+                done = {slot: self._run(assignment, slot, cohort[slot]) for slot in slots}
+            done |= self._last(assignment, cohort) if odd else {}
         else:
             try:
                 self._start()
-                done = self._share(task, cohort, slots)
+                done = self._share(assignment, cohort, slots)
             except BaseException:
-                self.close()  # answers may be under way that nobody will read
+                self.close()  # answers may still be on their way into pipes that are not read again
                 raise
         return [done[slot] for slot in range(len(cohort))]
 
-    def _last(self, task: Task, cohort: list[Indices]) -> dict[int, Report]:
+    def _last(self, assignment: Assignment, cohort: list[Indices]) -> dict[int, ChunkReport]:
         slot = len(cohort) - 1
-        with threads(2):
-            return {slot: self._run(task, slot, cohort[slot])}
+        with use_threads(2):
+            return {slot: self._run(assignment, slot, cohort[slot])}
 
-    def _run(self, task: Task, slot: int, clients: Indices) -> Report:
-        """One chunk; rows that nobody will look at are written where the last chunk's were, which is still in cache."""
-        slots = self.slots
-        if task.keep:
-            rows = slots.rows[slot]
+    def _run(self, assignment: Assignment, slot: int, clients: Indices) -> ChunkReport:
+        """One chunk; rows that are not kept reuse the memory of the last chunk's, which is still in cache."""
+        memory = self.memory
+        if assignment.keep:
+            rows = memory.rows[slot]
         else:
             if self._rows is None:
-                self._rows = torch.empty_like(slots.rows[0])
+                self._rows = torch.empty_like(memory.rows[0])
             rows = self._rows
-        return self.worker.run(task, clients, slots.x_t, rows, slots.totals[slot])
+        return self.trainer.run(assignment, clients, memory.x_t, rows, memory.totals[slot])
 
-    def _share(self, task: Task, cohort: list[Indices], slots: range) -> dict[int, Report]:
+    def _share(self, assignment: Assignment, cohort: list[Indices], slots: range) -> dict[int, ChunkReport]:
         for slot in slots:
             os.write(self._tokens[1], _TOKEN.pack(slot))
         for _, pipe in self._crew:
-            with contextlib.suppress(OSError):  # a dead one is found below
-                pipe.send((task, cohort))
-        with threads(1), on_core(self._cores[0]):
-            done = self._drain(task, cohort)
+            with contextlib.suppress(OSError):  # a dead worker is found below
+                pipe.send((assignment, cohort))
+        with use_threads(1), pin_to_core(self._cores[0]):
+            done = self._drain(assignment, cohort)
         if len(slots) < len(cohort):
-            done |= self._last(task, cohort)
+            done |= self._last(assignment, cohort)
         deaths: list[str] = []
         for i, (process, pipe) in enumerate(self._crew):
             answer = _receive(process, pipe)
@@ -151,25 +151,25 @@ class Pool:
             done[slot] = self._give_up(cohort[slot], slot, "; ".join(deaths))
         return done
 
-    def _drain(self, task: Task, cohort: list[Indices]) -> dict[int, Report]:
+    def _drain(self, assignment: Assignment, cohort: list[Indices]) -> dict[int, ChunkReport]:
         """Runs chunks until none is left."""
-        done: dict[int, Report] = {}
+        done: dict[int, ChunkReport] = {}
         while True:
             try:
                 token = os.read(self._tokens[0], _TOKEN.size)
             except BlockingIOError:
                 return done
             (slot,) = _TOKEN.unpack(token)
-            done[slot] = self._run(task, slot, cohort[slot])
+            done[slot] = self._run(assignment, slot, cohort[slot])
 
-    def _give_up(self, clients: Indices, slot: int, reason: str) -> Report:
+    def _give_up(self, clients: Indices, slot: int, reason: str) -> ChunkReport:
         """The report of a chunk whose worker died: every client rejected."""
         names = clients.tolist()
-        self.slots.totals[slot].zero_()
-        self.slots.rows[slot].fill_(math.nan)
+        self.memory.totals[slot].zero_()
+        self.memory.rows[slot].fill_(math.nan)
         text = f"{reason} while it trained clients {names[0]} to {names[-1]}"
         nan = np.full(len(names), math.nan)
-        return Report(nan, nan[None], 0, names, [(names[0], text)])
+        return ChunkReport(nan, nan[None], (0, 0), names, [Failure(names[0], text)])
 
     def _start(self) -> None:
         if self._crew:
@@ -190,21 +190,21 @@ class Pool:
         return process, here
 
     def _serve(self, pipe: Connection, inherited: list[Connection], core: int | None) -> None:
-        """The life of a worker: ends when its parent does, because then the pipe ends."""
+        """The main loop of a worker; it ends with its parent, because then the pipe ends."""
         for other in inherited:
             other.close()
         os.close(self._tokens[1])
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent does with it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler inherited from the parent
         torch.set_num_threads(1)
         self._rows = None
-        with on_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        with pin_to_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
             while True:
                 pipe.send(self._answer(*pipe.recv()))
 
-    def _answer(self, task: Task, cohort: list[Indices]) -> Any:
+    def _answer(self, assignment: Assignment, cohort: list[Indices]) -> Any:
         try:
-            return self._drain(task, cohort)
+            return self._drain(assignment, cohort)
         except Exception:
             return f"a worker raised:\n{traceback.format_exc()}"
 
@@ -223,7 +223,7 @@ class Pool:
 
 
 def _receive(process: Any, pipe: Connection) -> Any:
-    """What a worker did, or how it died."""
+    """A worker's reports, or how it died."""
     wait([pipe, process.sentinel])
     try:
         if pipe.poll():

@@ -18,6 +18,6 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(WORK, CLASSES),
     measure=Noise(),
-    figure=lambda outcomes: figures.tail_indexes(outcomes, x="p", colour="work", label="classes per client $p$"),
+    figure=lambda results: figures.tail_indexes(results, x="p", colour="work", label="classes per client $p$"),
     notes=(CENTRE, NULLS, "In the paper alpha is below 1.15 everywhere and rises with p."),
 )

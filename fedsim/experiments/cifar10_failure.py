@@ -5,7 +5,7 @@ from ..measure import Failure
 from .cifar10_noise import CIFAR10
 from .grid import CLASSES, Experiment
 
-# A client that sends nan ends a run only in the sense of the definition; the simulation goes on and shows it.
+# A client that sends nan ends a run only in the sense of the definition; the simulation continues and shows it.
 FEW = {"clients": 10, "participants": 5, "local_epochs": 2, "on_client_error": "reject", "eval_every": 10}
 # With the paper's eta_l of 0.1 nothing failed within 40 such rounds; with 0.35 accuracy rises and collapses in minutes.
 QUICK = {"samples_per_client": 200, "batch": 20, "rounds": 60, "eval_every": 2, "eta_l": 0.35}
@@ -18,7 +18,7 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(CLASSES,),
     measure=Failure(classes=10),
-    figure=lambda outcomes: figures.failures(outcomes, panel="p", chance=0.1),
+    figure=lambda results: figures.failures(results, panel="p", chance=0.1),
     says={(p,): "accuracy suddenly collapses" for p in CLASSES.levels},
     notes=(Failure.TEXT,),
 )

@@ -30,6 +30,6 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(WORK, CLASSES),
     measure=Noise(over=("vectors",)),
-    figure=lambda outcomes: figures.histograms(outcomes, rows="work", columns="p"),
+    figure=lambda results: figures.histograms(results, rows="work", columns="p"),
     notes=(CENTRE, "In the paper the norms go up to 1.6 and are visibly fatter for small p."),
 )

@@ -1,30 +1,24 @@
 """What an experiment is: a grid of configs, a measurement, a table row and a figure."""
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..cells import Cell, CellResult
 from ..config import Config
 from ..errors import InputError
 from ..measure import Measurement
 from ..table import Table
+from .captions import describe_changes, describe_reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
-PRESETS = ("quick", "paper")
-# Settings in which a run may go on otherwise than it began: how fast a result comes (never what it is, as is tested for
-# every engine), and what a client's error, which a run that can go on has not met or was stopped by, is to lead to.
-FREE = ("workers", "cohort", "on_client_error")
-# Settings in which a run may differ from the paper's without being a smaller one.
-PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "eval_every")
-
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the grid: its levels by the name a person sees, each with the settings it stands for.
+    """One direction of the grid: its levels by the name shown, each with the settings it stands for.
 
     `keys` are the settings that make the axis; `--set` may not touch them, `--only` picks levels instead.
     """
@@ -53,44 +47,16 @@ CLASSES = axis("p", "classes_per_client", (1, 2, 5, 10))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of one config: its place in the grid, its seeds (several only where they advance stacked)."""
-
-    levels: Mapping[str, str]
-    config: Config
-    seeds: tuple[int, ...]
-    paper: Config
-
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{axis}={level}" for axis, level in self.levels.items()) or "the run"
-
-    @property
-    def folder(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name.replace(", ", ","))
-
-
-@dataclass
-class Outcome:
-    """What came of a cell: its journal, what was measured, and the seconds that keeping the journal took."""
-
-    cell: Cell
-    records: list[dict[str, Any]]
-    result: dict[str, Any]
-    logging: float = 0.0
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A named experiment: the paper's settings, what `quick` changes, the axes, the measurement and the figure.
 
     Args:
-        name, code, title: as typed, as in the paper's list (E1...), as a person reads it.
+        name, code, title: as typed, as numbered in the docs (E1...), as shown.
         paper: the paper's settings; quick: what the quick preset replaces in them.
         axes: the grid; every combination of their levels is a cell, times the seeds.
         seeds: how many seeds each preset runs. default: the preset that runs when none is named.
-        measure: what is observed and what a table row tells.
-        figure: draws the outcomes.
+        measure: what is observed and what a table row holds.
+        figure: draws the results.
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
         table: makes the table itself, where one row per combination of levels will not do.
@@ -103,13 +69,13 @@ class Experiment:
     paper: Mapping[str, Any]
     axes: tuple[Axis, ...]
     measure: Measurement
-    figure: Callable[[list[Outcome]], "SubFigure"]
+    figure: Callable[[list[CellResult]], "SubFigure"]
     quick: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: {"quick": 1, "paper": 1})
     default: str = "quick"
     says: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    table: Callable[[list[Outcome]], Table] | None = None
+    table: Callable[[list[CellResult]], Table] | None = None
     derive: Callable[[Config], Mapping[str, Any]] | None = None
 
     def cells(
@@ -142,7 +108,7 @@ class Experiment:
         reaching = [s for s in settings if self._reaches(s, merged)]
         config = self._derived(Config.from_dict(base).with_settings(reaching), reaching)
         seeds = tuple(range(config.seed, config.seed + count))
-        if config.problem == "quadratic":
+        if config.about.stacks_seeds:
             yield Cell(named, config, seeds, paper)
             return
         for seed in seeds:
@@ -150,14 +116,14 @@ class Experiment:
             yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
 
     def _derived(self, config: Config, settings: Sequence[str]) -> Config:
-        """The config with the settings that follow from it, except for those a person made."""
+        """The config with the settings that follow from it, except for those the user set."""
         if self.derive is None:
             return config
         made = {_key(setting) for setting in settings}
         return config.with_values({key: value for key, value in self.derive(config).items() if key not in made})
 
     def _reaches(self, setting: str, merged: Mapping[str, Any]) -> bool:
-        """Whether a setting is for this cell: one that some levels of an axis make (lam, say) is for those only."""
+        """Whether a setting is for this cell: what only some levels of an axis set (such as lam) is for those."""
         key = _key(setting)
         made = any(key in values for axis in self.axes for values in axis.levels.values())
         return key in merged or not made
@@ -185,22 +151,27 @@ class Experiment:
             wanted.setdefault(name, set()).update(found)
         return all(cell.levels[name] in levels for name, levels in wanted.items())
 
-    def grouped(self, outcomes: list[Outcome]) -> dict[tuple[str, ...], list[Outcome]]:
-        """Outcomes by their levels, all seeds of a cell together, in the grid's order."""
-        groups: dict[tuple[str, ...], list[Outcome]] = {}
-        for outcome in outcomes:
-            key = tuple(outcome.cell.levels[axis.name] for axis in self.axes)
-            groups.setdefault(key, []).append(outcome)
+    def grouped(self, results: list[CellResult]) -> dict[tuple[str, ...], list[CellResult]]:
+        """Results by their levels, all seeds of a cell together, in the grid's order."""
+        groups: dict[tuple[str, ...], list[CellResult]] = {}
+        for result in results:
+            key = tuple(result.cell.levels[axis.name] for axis in self.axes)
+            groups.setdefault(key, []).append(result)
         return groups
 
-    def tabulate(self, outcomes: list[Outcome]) -> Table:
-        """One row per combination of levels: what was measured and what the paper says."""
-        notes = [*self.notes, reading([o.cell for o in outcomes]), *reductions([o.cell for o in outcomes])]
+    def captions(self, results: list[CellResult]) -> list[str]:
+        """What belongs below the table and the figure: the notes, the reading, and what differs from the paper."""
+        cells = [result.cell for result in results]
+        return [*self.notes, describe_reading(cells), *describe_changes(cells)]
+
+    def tabulate(self, results: list[CellResult]) -> Table:
+        """One row per combination of levels: what was measured and what the paper reports."""
+        notes = self.captions(results)
         if self.table is not None:
-            table = self.table(outcomes)
+            table = self.table(results)
             return Table(table.columns, table.rows, [*table.notes, *notes])
         rows = []
-        for key, group in self.grouped(outcomes).items():
+        for key, group in self.grouped(results).items():
             row = dict(zip((axis.name for axis in self.axes), key, strict=True)) | self.measure.row(group)
             rows.append(row | ({"paper": self.says.get(key, "")} if self.says else {}))
         columns = list(rows[0]) if rows else []
@@ -209,36 +180,3 @@ class Experiment:
 
 def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
-
-
-def reading(cells: Sequence[Cell]) -> str:
-    """Which reading of the paper's update the cells use: what Delta is, and what stands in front of it."""
-    names = {"gradient": "sum of the local gradients", "displacement": "displacement x_t - x"}
-    texts = []
-    for delta, reduce in sorted({(c.config.delta, c.config.reduce) for c in cells}):
-        factors = sorted({c.config.eta for c in cells if (c.config.delta, c.config.reduce) == (delta, reduce)})
-        factor = f"{factors[0]:g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
-        texts.append(
-            f'Delta = {names[delta]} (delta="{delta}"), server factor {factor} on the {reduce} (reduce="{reduce}")'
-        )
-    return "Reading: " + "; ".join(texts) + "."
-
-
-def reductions(cells: Sequence[Cell]) -> list[str]:
-    """What differs from the paper's setting, key by key; empty where nothing does."""
-    changed: dict[str, list[str]] = {}
-    for cell in cells:
-        ours, paper = cell.config.to_dict(), cell.paper.to_dict()
-        for key in ours:
-            if key not in PLUMBING and ours[key] != paper[key]:
-                texts = changed.setdefault(key, [])
-                text = f"{key} {_shown(ours[key])} (paper {_shown(paper[key])})"
-                if text not in texts:
-                    texts.append(text)
-    texts = [text for group in changed.values() for text in group]
-    return ["Changed from the paper: " + ", ".join(texts) + "."] if texts else []
-
-
-def _shown(value: Any) -> str:
-    """A setting as a reader knows it: without a limit, all take part."""
-    return "all" if value is None else str(value)

@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
     quick={"rounds": 10, "samples_per_client": 120, "eval_every": 10},
     axes=(WORK, CLASSES),
     measure=AlphaError(),
-    figure=lambda outcomes: figures.alpha_errors(outcomes, x="p", colour="work", paper=PAPER),
+    figure=lambda results: figures.alpha_errors(results, x="p", colour="work", paper=PAPER),
     default="paper",
     says={(work, p): f"{v} %" for work, row in PAPER.items() for p, v in zip(CLASSES.levels, row, strict=True)},
     notes=(

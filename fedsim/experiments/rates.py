@@ -3,10 +3,11 @@
 from typing import Any
 
 from .. import figures, theory
+from ..cells import CellResult
 from ..config import Config
 from ..measure import GradientNorm
 from ..table import Table
-from .grid import Axis, Experiment, Outcome
+from .grid import Axis, Experiment
 from .synthetic_cauchy import QUADRATIC
 
 BASE = {"clients": 8, "local_steps": 4, "rounds": 500}
@@ -24,15 +25,15 @@ def chosen(config: Config) -> dict[str, Any]:
     return {"lam": choice.lam, "eta": choice.eta_eta_l, "eta_l": choice.eta_l_max}
 
 
-def slopes(outcomes: list[Outcome]) -> Table:
+def slopes(results: list[CellResult]) -> Table:
     """The slope of log error against log size for every algorithm and letter, next to theory's exponent."""
     rows = []
-    for algorithm in dict.fromkeys(o.cell.levels["algorithm"] for o in outcomes):
+    for algorithm in dict.fromkeys(o.cell.levels["algorithm"] for o in results):
         for letter in LETTERS:
-            sizes, errors = figures.line(outcomes, algorithm, letter)
+            sizes, errors = figures.line(results, algorithm, letter)
             if len(sizes) < 2:
                 continue
-            config = next(o.cell.config for o in outcomes if o.cell.levels["algorithm"] == algorithm)
+            config = next(o.cell.config for o in results if o.cell.levels["algorithm"] == algorithm)
             power = theory.exponents(config.algorithm, config.noise_alpha)[letter]
             text = ", ".join(f"{size}: {error:.3f}" for size, error in zip(sizes, errors, strict=True))
             rows.append([algorithm, letter, figures.slope(sizes, errors), power, text])
@@ -48,7 +49,7 @@ EXPERIMENT = Experiment(
     derive=chosen,
     measure=GradientNorm(),
     table=slopes,
-    figure=lambda outcomes: figures.rates(outcomes, LETTERS, theory.exponents),
+    figure=lambda results: figures.rates(results, LETTERS, theory.exponents),
     quick={},
     seeds={"quick": 20, "paper": 40},
     default="paper",

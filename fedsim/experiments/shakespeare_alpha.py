@@ -30,6 +30,6 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(WORK,),
     measure=Noise(),
-    figure=lambda outcomes: figures.tail_indexes(outcomes, x="work", label="local work"),
+    figure=lambda results: figures.tail_indexes(results, x="work", label="local work"),
     notes=(CENTRE, NULLS, SAID),
 )

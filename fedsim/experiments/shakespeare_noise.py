@@ -14,6 +14,6 @@ EXPERIMENT = Experiment(
     quick=QUICK,
     axes=(WORK,),
     measure=Noise(over=("vectors",)),
-    figure=lambda outcomes: figures.histograms(outcomes, columns="work"),
+    figure=lambda results: figures.histograms(results, columns="work"),
     notes=(CENTRE, SAID),
 )

@@ -17,8 +17,8 @@ EXPERIMENT = Experiment(
     paper=QUADRATIC | {"noise": "stable", "noise_scale": 1.0},
     axes=(Axis("algorithm", CLIPPED, ("algorithm",)), axis("alpha", "noise_alpha", (0.5, 1.0, 1.5))),
     measure=FinalLoss(),
-    figure=lambda outcomes: figures.curves(
-        outcomes, colour="alpha", panel="algorithm", y="loss $f(x_t) - f^*$", label=r"$\alpha$ = {}"
+    figure=lambda results: figures.curves(
+        results, colour="alpha", panel="algorithm", y="loss $f(x_t) - f^*$", label=r"$\alpha$ = {}"
     ),
     seeds={"quick": 100, "paper": 100},
     default="paper",

@@ -1,5 +1,7 @@
 """E1: the quadratic under Cauchy noise. FedAvg does not converge, both clipped algorithms do, PI faster than PR."""
 
+from typing import Any
+
 from .. import figures
 from ..measure import FinalLoss
 from .grid import Axis, Experiment
@@ -17,7 +19,7 @@ QUADRATIC = {
     "dim": 3,
     "dtype": "float64",
 }
-CLIPPED = {
+CLIPPED: dict[str, dict[str, Any]] = {
     "FAT-Clipping-PR": {"algorithm": "fatclip-pr", "lam": 5.0},
     "FAT-Clipping-PI": {"algorithm": "fatclip-pi", "lam": 3.0},
 }
@@ -29,7 +31,7 @@ EXPERIMENT = Experiment(
     paper=QUADRATIC | {"noise": "cauchy", "noise_scale": 2.1},
     axes=(Axis("algorithm", {"FedAvg": {"algorithm": "fedavg"}} | CLIPPED, ("algorithm",)),),
     measure=FinalLoss(),
-    figure=lambda outcomes: figures.curves(outcomes, colour="algorithm", y="loss $f(x_t) - f^*$"),
+    figure=lambda results: figures.curves(results, colour="algorithm", y="loss $f(x_t) - f^*$"),
     seeds={"quick": 100, "paper": 100},
     default="paper",
     says={

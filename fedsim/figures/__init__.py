@@ -1,16 +1,15 @@
-"""The figures: one function per kind, each from outcomes to a matplotlib figure."""
+"""The figures: one function per kind, each from results to a matplotlib figure."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ..cells import CellResult
+from ..experiments.grid import Experiment
+from ..plotting import styled
 from .curves import curves
 from .failures import failures, successes
 from .noise import alpha_errors, histograms, tail_indexes
+from .page import write
 from .rates import line, rates, slope
-from .style import styled, write
-
-if TYPE_CHECKING:
-    from ..experiments.grid import Experiment, Outcome
 
 __all__ = [
     "alpha_errors",
@@ -26,12 +25,9 @@ __all__ = [
 ]
 
 
-def save(experiment: "Experiment", outcomes: list["Outcome"], out: Path) -> list[Path]:
-    """Draws an experiment's figure and saves it as PNG and SVG, with what was changed from the paper below it."""
-    from ..experiments.grid import reading, reductions
-
-    cells = [outcome.cell for outcome in outcomes]
-    notes = [*experiment.notes, reading(cells), *reductions(cells)]
+def save(experiment: Experiment, results: list[CellResult], out: Path) -> list[Path]:
+    """Draws an experiment's figure and saves it as PNG and SVG, with its captions below."""
     with styled():
-        figure = experiment.figure(outcomes)
-        return write(figure, out, experiment.name, f"{experiment.code}  {experiment.title}", notes)
+        figure = experiment.figure(results)
+        title = f"{experiment.code}  {experiment.title}"
+        return write(figure, out, experiment.name, title, experiment.captions(results))

@@ -5,27 +5,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .style import COLOURS, DASHES, MARKERS, levels, panels, where
+from ..cells import CellResult, levels_of, select
+from ..measure import middle
+from ..plotting import COLOURS, line_style
+from .page import panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-    from ..experiments.grid import Outcome
 
-
-# Alpha is at most 2; an estimate above it says no more the higher it is.
+# Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
 
 
-def histograms(outcomes: Sequence["Outcome"], *, columns: str, rows: str | None = None) -> "SubFigure":
+def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None = None) -> "SubFigure":
     """One panel per combination of levels; a row shares its scale, so that fatter is seen as wider."""
-    across, down = levels(outcomes, columns), levels(outcomes, rows) if rows else [""]
+    across, down = levels_of(results, columns), levels_of(results, rows) if rows else [""]
     figure, axes = panels(len(down), len(across), size=(2.7, 2.0 if rows else 2.6))
     for line, row in zip(axes, down, strict=True):
         for ax, column in zip(line, across, strict=True):
-            shown = where(outcomes, {columns: column} | ({rows: row} if rows else {}))
-            _histogram(ax, [o.result for o in shown])
+            shown = select(results, {columns: column} | ({rows: row} if rows else {}))
+            _histogram(ax, [o.measured for o in shown])
             ax.set_title(f"{columns} = {column}" + (f", {row}" if row else ""), fontsize=8.5)
         line[0].set_ylabel("clients x rounds")
         if rows:
@@ -57,15 +58,15 @@ def _histogram(ax: "Axes", results: Sequence[dict[str, Any]]) -> None:
         ax.text(0.97, 0.95, text, transform=ax.transAxes, ha="right", va="top", fontsize=7.5)
 
 
-def tail_indexes(outcomes: Sequence["Outcome"], *, x: str, label: str, colour: str | None = None) -> "SubFigure":
+def tail_indexes(results: Sequence[CellResult], *, x: str, label: str, colour: str | None = None) -> "SubFigure":
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its two nulls."""
-    kinds = list(outcomes[0].result["alpha"])
-    at, lines = levels(outcomes, x), levels(outcomes, colour) if colour else [""]
+    kinds = list(results[0].measured["alpha"])
+    at, lines = levels_of(results, x), levels_of(results, colour) if colour else [""]
     figure, axes = panels(1, len(kinds), size=(3.6, 3.5), share_y=True)
     for ax, kind in zip(axes[0], kinds, strict=True):
         for number, line in enumerate(lines):
-            chosen = [where(outcomes, {x: level} | ({colour: line} if colour else {})) for level in at]
-            _index_line(ax, [[o.result["alpha"][kind] for o in group] for group in chosen], number, len(lines), line)
+            chosen = [select(results, {x: level} | ({colour: line} if colour else {})) for level in at]
+            _index_line(ax, [[o.measured["alpha"][kind] for o in group] for group in chosen], number, len(lines), line)
         ax.set_xticks(range(len(at)), at)
         ax.set_xlabel(label)
         ax.set_title(f"over {kind}")
@@ -77,17 +78,21 @@ def tail_indexes(outcomes: Sequence["Outcome"], *, x: str, label: str, colour: s
 
 
 def _index_line(ax: "Axes", groups: Sequence[Sequence[dict[str, Any]]], number: int, count: int, label: str) -> None:
-    from ..measure import middle
-
     place = np.arange(len(groups)) + 0.11 * (number - (count - 1) / 2)
     keys = ("alpha", "low", "high", "gaussian_null", "flipped_null")
     values = {key: _plain([middle(group, key) for group in groups]) for key in keys}
-    colour, marker = COLOURS[number], MARKERS[number]
     spread = np.abs(np.stack([values["alpha"] - values["low"], values["high"] - values["alpha"]]))
-    style = {"color": colour, "marker": marker, "linestyle": DASHES[number], "capsize": 2.5, "markersize": 5}
-    ax.errorbar(place, values["alpha"], yerr=spread, label=label or "measured", **style)
+    ax.errorbar(place, values["alpha"], yerr=spread, label=label or "measured", **line_style(number, capsize=2.5))
     ax.plot(place, values["gaussian_null"], "_", color="#444444", markersize=9, markeredgewidth=1.4)
-    ax.plot(place, np.minimum(values["flipped_null"], TOP), "x", color=colour, markersize=5, alpha=0.8, clip_on=False)
+    ax.plot(
+        place,
+        np.minimum(values["flipped_null"], TOP),
+        "x",
+        color=COLOURS[number],
+        markersize=5,
+        alpha=0.8,
+        clip_on=False,
+    )
 
 
 def _plain(values: Sequence[float | None]) -> np.ndarray:
@@ -110,21 +115,20 @@ def _legend(figure: "SubFigure", ax: "Axes") -> None:
 
 
 def alpha_errors(
-    outcomes: Sequence["Outcome"], *, x: str, colour: str, paper: Mapping[str, Sequence[float]]
+    results: Sequence[CellResult], *, x: str, colour: str, paper: Mapping[str, Sequence[float]]
 ) -> "SubFigure":
     """The error of alpha in per cent against `x`: ours as lines, one panel per kind of estimate, the paper's last."""
-    kinds = list(outcomes[0].result["alpha"])
-    at, lines = levels(outcomes, x), levels(outcomes, colour)
+    kinds = list(results[0].measured["alpha"])
+    at, lines = levels_of(results, x), levels_of(results, colour)
     figure, axes = panels(1, len(kinds) + 1, size=(3.2, 3.2), share_y=True)
     for ax, kind in zip(axes[0], [*kinds, None], strict=True):
         for number, line in enumerate(lines):
             if kind is None:
                 values = list(paper[line])[: len(at)]
             else:
-                groups = [where(outcomes, {x: level, colour: line}) for level in at]
-                values = [float(np.median([o.result["alpha"][kind]["error"] for o in group])) for group in groups]
-            style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": DASHES[number]}
-            ax.plot(range(len(at)), values, markersize=5, label=line, **style)
+                groups = [select(results, {x: level, colour: line}) for level in at]
+                values = [float(np.median([o.measured["alpha"][kind]["error"] for o in group])) for group in groups]
+            ax.plot(range(len(at)), values, label=line, **line_style(number))
         ax.axhline(0, color="#444444", linewidth=0.8)
         ax.set_xticks(range(len(at)), at)
         ax.set_xlabel("classes per client $p$")

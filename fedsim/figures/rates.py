@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .style import COLOURS, DASHES, MARKERS, levels, panels
+from ..cells import CellResult, levels_of
+from ..plotting import COLOURS, line_style
+from .page import panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
 
-    from ..experiments.grid import Outcome
 
-
-def line(outcomes: Sequence["Outcome"], algorithm: str, letter: str) -> tuple[list[int], list[float]]:
+def line(results: Sequence[CellResult], algorithm: str, letter: str) -> tuple[list[int], list[float]]:
     """The sizes and errors of one algorithm along one letter, in order of size."""
     found = []
-    for outcome in outcomes:
-        name, _, size = outcome.cell.levels["point"].partition("=")
-        if outcome.cell.levels["algorithm"] == algorithm and name == letter:
-            found.append((int(size), float(outcome.result["error"])))
+    for result in results:
+        name, _, size = result.cell.levels["point"].partition("=")
+        if result.cell.levels["algorithm"] == algorithm and name == letter:
+            found.append((int(size), float(result.measured["error"])))
     found.sort()
     return [size for size, _ in found], [error for _, error in found]
 
@@ -34,22 +34,21 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
 
 
 def rates(
-    outcomes: Sequence["Outcome"], letters: Mapping[str, str], exponents: Callable[[str, float], Mapping[str, float]]
+    results: Sequence[CellResult], letters: Mapping[str, str], exponents: Callable[[str, float], Mapping[str, float]]
 ) -> "SubFigure":
     """One panel per letter: measured errors with their fitted slope, and a dotted line of the theorem's slope."""
     figure, axes = panels(1, len(letters), size=(3.3, 3.2), share_y=True)
     names = {"clients": "clients $m$", "local_steps": "local steps $K$", "rounds": "rounds $T$"}
     for ax, letter in zip(axes[0], letters, strict=True):
-        for number, algorithm in enumerate(levels(outcomes, "algorithm")):
-            sizes, errors = line(outcomes, algorithm, letter)
+        for number, algorithm in enumerate(levels_of(results, "algorithm")):
+            sizes, errors = line(results, algorithm, letter)
             if not sizes:
                 continue
-            config = next(o.cell.config for o in outcomes if o.cell.levels["algorithm"] == algorithm)
+            config = next(o.cell.config for o in results if o.cell.levels["algorithm"] == algorithm)
             power = exponents(config.algorithm, config.noise_alpha)[letter]
             fitted = f"{slope(sizes, errors):+.2f}" if len(sizes) > 1 else "-"
-            style = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number], "markersize": 5}
             short = algorithm.rpartition("-")[2]
-            ax.plot(sizes, errors, **style, label=f"{short}: slope {fitted}, theory {power:+.2f}")
+            ax.plot(sizes, errors, **line_style(number), label=f"{short}: slope {fitted}, theory {power:+.2f}")
             # the theorem's line goes through the middle of the measured one: only slopes are compared
             middle = np.exp(np.mean(np.log(errors)) + power * (np.log(sizes) - np.mean(np.log(sizes))))
             ax.plot(sizes, middle, color=COLOURS[number], linestyle=":", linewidth=1)

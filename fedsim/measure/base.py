@@ -1,44 +1,42 @@
-"""What an experiment measures: watched while a cell runs, told in a table row."""
+"""What an experiment measures: observed while a cell runs, shown in a table row."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..cells import CellResult
 from ..config import Config
-
-if TYPE_CHECKING:
-    from ..experiments.grid import Outcome
-    from ..simulation import Simulation
+from ..simulation import Simulation
 
 
 class Measurement:
-    """The base: looks at nothing while the rounds run, and takes its result from the journal."""
+    """The base: observes nothing while the rounds run, and takes its result from the journal."""
 
     def observer(self, config: Config) -> Any:
-        """Who sees the clients' updates, with state_dict and load_state_dict; None when nobody has to."""
+        """The observer of the clients' updates, with state_dict and load_state_dict; None where none is needed."""
         return None
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         """What was measured in a cell, ready for JSON."""
         raise NotImplementedError
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
-        """The columns of a table row over the outcomes of all seeds."""
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
+        """The columns of a table row over the results of all seeds."""
         raise NotImplementedError
 
 
 class FinalLoss(Measurement):
     """The loss after the last round, over seeds; nan and inf count as infinitely bad."""
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         last = records[-1] if records else sim.evaluate()
         return {"loss": last["loss"], "accuracy": last["accuracy"], "diverged": [not _finite(v) for v in last["loss"]]}
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
-        losses = sorted(v if _finite(v) else math.inf for outcome in group for v in outcome.result["loss"])
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
+        losses = sorted(v if _finite(v) else math.inf for result in group for v in result.measured["loss"])
         low, middle, high = quartiles(losses)
         return {"seeds": len(losses), "median loss": middle, "25 %": low, "75 %": high}
 
@@ -46,12 +44,12 @@ class FinalLoss(Measurement):
 class GradientNorm(Measurement):
     """The theorems' error of a quadratic run: the root of E||grad f(x_t)||^2, the mean taken over seeds and rounds."""
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         squares = 2 * np.array([r["loss"] for r in records], dtype=np.float64)  # grad f(x) = x and f(x) = ||x||^2 / 2
         return {"error": float(np.sqrt(squares.mean()))}
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
-        return {"error": middle([outcome.result for outcome in group], "error")}
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
+        return {"error": middle([result.measured for result in group], "error")}
 
 
 class Failure(Measurement):
@@ -69,20 +67,20 @@ class Failure(Measurement):
     def __init__(self, classes: int) -> None:
         self.chance = 1 / classes
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         known = [r["accuracy"][0] for r in records if r["accuracy"][0] is not None]
         best, last = (max(known), known[-1]) if known else (None, None)
         return {"failed": failed_at(records, self.chance), "best": best, "last": last}
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
-        failed = [outcome.result["failed"] for outcome in group]
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
+        failed = [result.measured["failed"] for result in group]
         good = sum(round_ is None for round_ in failed)
         return {
             "trials": len(group),
             "success %": 100 * good / len(group),
             "failed in round": ", ".join(str(round_) for round_ in failed if round_ is not None) or "-",
-            "best accuracy": middle([outcome.result for outcome in group], "best"),
-            "last accuracy": middle([outcome.result for outcome in group], "last"),
+            "best accuracy": middle([result.measured for result in group], "best"),
+            "last accuracy": middle([result.measured for result in group], "last"),
         }
 
 
@@ -125,7 +123,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def middle(rows: Sequence[dict[str, Any]], key: str) -> float | None:
-    """The median of a value over seeds; None where nobody has it."""
+    """The median of a value over seeds; None where there is none."""
     values = [row[key] for row in rows if row[key] is not None]
     return float(statistics.median(values)) if values else None
 

@@ -3,21 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..cells import CellResult
 from ..config import Config
 from ..errors import InputError
+from ..simulation import Simulation
 from ..table import show
 from ..tail import OVER, TailStream
 from .base import Measurement, middle
-
-if TYPE_CHECKING:
-    from ..experiments.grid import Outcome
-    from ..simulation import Simulation
 
 INTERVAL, NULLS = ("low", "high"), ("gaussian_null", "flipped_null")
 
@@ -72,7 +70,7 @@ class Noise(Measurement):
     def observer(self, config: Config) -> NoiseObserver:
         return NoiseObserver(self.over, seed=config.seed)
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         norms = observer.streams["mean", self.over[0]].norms.numpy()
         indexes = {name: _index(observer.streams["mean", name]) for name in self.over}
         last = records[-1] if records else sim.evaluate()
@@ -83,14 +81,14 @@ class Noise(Measurement):
             "accuracy": last["accuracy"],
         }
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for name in self.over:
-            index = [outcome.result["alpha"][name] for outcome in group]
+            index = [result.measured["alpha"][name] for result in group]
             row[f"alpha ({name})"] = middle(index, "alpha")
             row |= {"interval": _pair(index, INTERVAL)} if name == self.over[0] else {}
             row[f"nulls ({name})"] = _pair(index, NULLS)
-        norms = [outcome.result["norms"] for outcome in group]
+        norms = [result.measured["norms"] for result in group]
         row |= {"Hill": middle(index, "hill"), "median norm": middle(norms, "median"), "max norm": middle(norms, "max")}
         return row
 
@@ -104,17 +102,17 @@ class AlphaError(Measurement):
     def observer(self, config: Config) -> NoiseObserver:
         return NoiseObserver(self.over, wants_full=True, seed=config.seed)
 
-    def result(self, sim: "Simulation", records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name in self.over:
             mean, full = _index(observer.streams["mean", name]), _index(observer.streams["full", name])
             found[name] = {"mean": mean, "full": full, "error": 100 * (mean["alpha"] - full["alpha"]) / full["alpha"]}
         return {"alpha": found}
 
-    def row(self, group: Sequence["Outcome"]) -> dict[str, Any]:
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
         row: dict[str, Any] = {}
         for name in self.over:
-            found = [outcome.result["alpha"][name] for outcome in group]
+            found = [result.measured["alpha"][name] for result in group]
             row |= {f"error % ({name})": middle(found, "error")}
             if name == self.over[0]:
                 mean, full = ([one[kind] for one in found] for kind in ("mean", "full"))

@@ -42,7 +42,7 @@ class Model:
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module without memory, to be called with parameters of one's own."""
+        """The module without memory, to be called with given parameters."""
         with torch.device("meta"):
             return self.build()
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 from .base import Model
 
 
-class Network(nn.Module):
+class CnnModule(nn.Module):
     """conv 5x5, relu, maxpool 2, twice; then three linear layers; no padding.
 
     Pooling comes before the relu: the same values, a quarter of the work.
@@ -46,7 +46,7 @@ class Cnn(Model):
         self.arguments = (channels, maps, maps[1] * side * side, widths, classes)
 
     def build(self) -> nn.Module:
-        return Network(*self.arguments)
+        return CnnModule(*self.arguments)
 
     def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.permute(0, 2, 3, 1).to(dtype).contiguous()  # channels last, the layout the convolutions prefer

@@ -7,7 +7,7 @@ from .base import Model
 from .recurrent import Recurrence
 
 
-class Network(nn.Module):
+class LstmModule(nn.Module):
     """Embedding, two LSTM layers, a linear layer on the last state."""
 
     def __init__(self, classes: int, embedding: int, hidden: int) -> None:
@@ -32,7 +32,7 @@ class Lstm(Model):
         self._recurrence = Recurrence()
 
     def build(self) -> nn.Module:
-        return Network(self.classes, self.embedding, self.hidden)
+        return LstmModule(self.classes, self.embedding, self.hidden)
 
     def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(torch.uint8).contiguous()

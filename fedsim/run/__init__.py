@@ -1,1 +1,1 @@
-"""Runs that survive: a directory with config, journal and checkpoints, from which a killed run goes on bit for bit."""
+"""Runs that survive: a directory with config, journal and checkpoints, from which a killed run resumes bit for bit."""

@@ -1,16 +1,14 @@
-"""Rounds for TensorBoard, for those who have it."""
+"""Rounds for TensorBoard, where it is installed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..cells import Cell, CellResult
 from ..errors import InputError
-
-if TYPE_CHECKING:
-    from ..experiments.grid import Cell, Outcome
 
 
 class Board:
-    """A watcher that writes every round's numbers as TensorBoard scalars, one run per cell."""
+    """A progress callback that writes every round's numbers as TensorBoard scalars, one run per cell."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -20,7 +18,7 @@ class Board:
         self._make, self._folder = SummaryWriter, folder
         self._writer: Any = None
 
-    def begin(self, cell: "Cell", engine: str, done: int) -> None:
+    def begin(self, cell: Cell, engine: str, done: int) -> None:
         # purge_step hides what a killed run had logged of the rounds that are now run again
         self._writer = self._make(str(self._folder / cell.folder), purge_step=done + 1)
 
@@ -36,7 +34,7 @@ class Board:
         if record["clipped"] is not None:
             self._writer.add_scalar("clipped", record["clipped"], record["round"])
 
-    def end(self, outcome: "Outcome", stored: bool) -> None:
+    def end(self, result: CellResult, stored: bool) -> None:
         self.close()
 
     def close(self) -> None:

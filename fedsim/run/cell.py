@@ -1,82 +1,77 @@
-"""One cell of an experiment, from wherever it was left to its end."""
+"""One cell of an experiment, from its last checkpoint to its end."""
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ..experiments.grid import Cell, Outcome
+from ..cells import Cell, CellResult
+from ..errors import RunError, StoppedError
 from ..measure import Measurement
+from ..simulation import Simulation
 from . import checkpoint, files
 from .journal import Journal, read
-
-if TYPE_CHECKING:
-    from ..simulation import Simulation
 
 RESULT, JOURNAL = "result.json", "journal.jsonl"
 # Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
 
-class StoppedError(Exception):
-    """The person asked to stop; everything up to the last whole round is on disk."""
-
-
 class Watcher(Protocol):
-    """Somebody who looks on: the progress bar, TensorBoard."""
+    """A progress callback: the progress bar, TensorBoard."""
 
     def begin(self, cell: Cell, engine: str, done: int) -> None: ...
 
     def round(self, record: dict[str, Any]) -> None: ...
 
-    def end(self, outcome: Outcome, stored: bool) -> None: ...
+    def end(self, result: CellResult, stored: bool) -> None: ...
 
 
-def finished(cell: Cell, folder: Path) -> Outcome | None:
-    """The outcome of a cell that has run to its end, or None."""
+def finished(cell: Cell, folder: Path) -> CellResult | None:
+    """The result of a cell that has run to its end, or None."""
     try:
         result = files.read_json(folder / RESULT)
-    except files.RunError:
+    except RunError:
         return None
     records = read(folder / JOURNAL)
-    return Outcome(cell, records, result) if len(records) == cell.config.rounds else None
+    return CellResult(cell, records, result) if len(records) == cell.config.rounds else None
 
 
 def run_cell(
     cell: Cell,
     folder: Path,
     measure: Measurement,
-    simulation: Callable[[Cell], "Simulation"],
+    simulation: Callable[[Cell], Simulation],
     *,
     every: int | None = None,
     watchers: Sequence[Watcher] = (),
     stopping: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Runs the rounds that are left, keeping journal and checkpoints, and returns the outcome.
+) -> CellResult:
+    """Runs the rounds that are left, keeping journal and checkpoints, and returns the result.
 
     every: rounds between checkpoints; None makes one every 15 seconds of work. The last round always makes one.
     """
-    if (outcome := finished(cell, folder)) is not None:
+    if (result := finished(cell, folder)) is not None:
         for watcher in watchers:
-            watcher.end(outcome, True)
-        return outcome
+            watcher.end(result, True)
+        return result
     with simulation(cell) as sim, Journal(folder / JOURNAL) as journal:
         observer = measure.observer(cell.config)
-        _go_back(sim, observer, journal, folder)
+        _restore(sim, observer, journal, folder)
         for watcher in watchers:
             watcher.begin(cell, sim.engine, sim.rounds_done)
-        logging = _go_on(sim, observer, journal, folder, every, watchers, stopping)
-        outcome = Outcome(cell, journal.records, measure.result(sim, journal.records, observer), logging)
-        files.write_json(folder / RESULT, outcome.result)
+        logging = _run_rounds(sim, observer, journal, folder, every, watchers, stopping)
+        result = CellResult(cell, journal.records, measure.result(sim, journal.records, observer), logging)
+        files.write_json(folder / RESULT, result.measured)
     # read back, so that a result looks the same whether it was made now or found on disk
-    outcome.result = files.read_json(folder / RESULT)
+    result.measured = files.read_json(folder / RESULT)
     for watcher in watchers:
-        watcher.end(outcome, False)
-    return outcome
+        watcher.end(result, False)
+    return result
 
 
-def _go_back(sim: "Simulation", observer: Any, journal: Journal, folder: Path) -> None:
-    """Takes up the newest intact checkpoint that the journal reaches to; without one the cell begins anew."""
+def _restore(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> None:
+    """Restores the newest intact checkpoint that the journal reaches; without one the cell starts again."""
     found = checkpoint.newest(folder, len(journal.records))
     if found is not None:
         sim.load_state_dict(found[1]["simulation"])
@@ -85,8 +80,8 @@ def _go_back(sim: "Simulation", observer: Any, journal: Journal, folder: Path) -
     journal.keep(sim.rounds_done)
 
 
-def _go_on(
-    sim: "Simulation",
+def _run_rounds(
+    sim: Simulation,
     observer: Any,
     journal: Journal,
     folder: Path,
@@ -118,7 +113,7 @@ def _go_on(
     return logging
 
 
-def _save(sim: "Simulation", observer: Any, journal: Journal, folder: Path) -> int:
+def _save(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> int:
     """The journal goes to disk first, so that no checkpoint is ahead of it."""
     journal.sync()
     state = {"simulation": sim.state_dict(), "observer": None if observer is None else observer.state_dict()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import atomic
 from . import files
 
 MAGIC = b"fedsim checkpoint 1\n"
@@ -23,7 +24,7 @@ def save(folder: Path, round_: int, state: dict[str, Any]) -> None:
     path = folder / f"checkpoint-{round_:08d}.pt"
     files.write_atomic(path, MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
     for _, old in stored(folder)[KEEP:]:
-        files.remove(old)
+        atomic.remove(old)
 
 
 def stored(folder: Path) -> list[tuple[int, Path]]:

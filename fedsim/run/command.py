@@ -1,9 +1,8 @@
-"""`fedsim run`: from what was typed to the table at the end."""
+"""`fedsim run`: from the command line to the table at the end."""
 
 import argparse
 import json
 import shlex
-import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -11,20 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClientError, InputError
+from ..errors import ClientError, InputError, StoppedError
 from ..experiments import find
 from ..table import Table
 from ..terminal import Progress, profile
 from . import files, runner
-from .cell import StoppedError
 from .directory import Request
 from .stop import StopOnSignal
 
-FAILED, INTERRUPTED = 1, 130
-
 
 def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Runs an experiment, or goes on with one, and returns the exit code."""
+    """Runs or resumes an experiment and returns the exit code."""
     check_options(args)
     asked = Request(
         args.name, args.preset or find(args.name).default, args.seeds, tuple(args.settings), tuple(args.only)
@@ -38,29 +34,24 @@ def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         args.on_client_error,
         shlex.join(["python", "-m", "fedsim", *arguments]),
     )
+    request, cells = runner.plan(asked, out, resume=args.resume, given=given)
+    resume = runner.resume_command(request, out, options)
     try:
-        request, cells = runner.plan(asked, out, resume=args.resume, given=given)
-    except files.RunError as error:
-        return failed(str(error))
-    go_on = runner.resume_command(request, out, options)
-    try:
-        with made_watchers(args, out, len(cells)) as watchers, StopOnSignal() as stop:
+        with make_watchers(args, out, len(cells)) as watchers, StopOnSignal() as stop:
             finished = runner.run(request, cells, out, options, watchers=watchers, stopping=stop)
-    except files.RunError as error:
-        return failed(str(error))
     except (StoppedError, KeyboardInterrupt):
-        print(f"fedsim: stopped; go on with: {go_on}", file=sys.stderr)
-        return INTERRUPTED
-    except ClientError:
+        raise StoppedError(f"stopped; resume with: {resume}") from None
+    except ClientError as error:
         traceback.print_exc()
-        return failed(f"a client failed; to go on without such clients: {go_on} --on-client-error reject")
-    tell(args, finished)
+        hint = f"a client failed; to continue without such clients: {resume} --on-client-error reject"
+        raise ClientError(hint) from error
+    print_result(args, finished)
     return 0
 
 
 def check_options(args: argparse.Namespace) -> None:
     if args.resume and args.out is None:
-        raise InputError("--resume needs --out DIR, the directory of the run to go on with")
+        raise InputError("--resume needs --out DIR, the directory of the run to resume")
     for name in ("workers", "checkpoint_every", "seeds"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -68,7 +59,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def made_watchers(args: argparse.Namespace, out: Path, cells: int) -> Iterator[list[Any]]:
+def make_watchers(args: argparse.Namespace, out: Path, cells: int) -> Iterator[list[Any]]:
     """The progress bar and TensorBoard, as asked for; closed whatever happens, so that a message has a clean line."""
     watchers: list[Any] = [] if args.quiet else [Progress(cells)]
     if args.tensorboard:
@@ -82,11 +73,11 @@ def made_watchers(args: argparse.Namespace, out: Path, cells: int) -> Iterator[l
             watcher.close()
 
 
-def tell(args: argparse.Namespace, finished: runner.Finished) -> None:
-    """The end of a run: the table and where everything lies, for a person or for a program."""
-    shares = profile(finished.outcomes) if args.profile else []
+def print_result(args: argparse.Namespace, finished: runner.Finished) -> None:
+    """The end of a run: the table and the paths of the files, as text or as JSON."""
+    shares = profile(finished.results) if args.profile else []
     if args.json:
-        value = {
+        value: dict[str, Any] = {
             "experiment": finished.experiment.name,
             "out": str(finished.out),
             "table": finished.table.to_dict(),
@@ -109,8 +100,3 @@ def default_out(name: str) -> Path:
     while out.exists():
         out, number = base.with_name(f"{base.name}-{number}"), number + 1
     return out
-
-
-def failed(message: str) -> int:
-    print(f"fedsim: {message}", file=sys.stderr)
-    return FAILED

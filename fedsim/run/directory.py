@@ -1,4 +1,4 @@
-"""The directory of a run: who may use it, what it was started with, and what it holds."""
+"""The directory of a run: its lock, the request it was started with, and its cells."""
 
 import fcntl
 import os
@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..cells import Cell
 from ..config import Config
-from ..errors import InputError
-from ..experiments.grid import FREE, Cell, Experiment
+from ..errors import InputError, RunError
+from ..experiments.captions import FREE
+from ..experiments.grid import Experiment
 from . import files
 
 FORMAT = 1
@@ -22,7 +24,7 @@ UNBORN = {LOCK, f"{CONFIG}.tmp"}
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for: with the experiment's own file it makes the grid."""
+    """What the user asked for; together with the experiment's file it makes the grid."""
 
     experiment: str
     preset: str
@@ -62,7 +64,7 @@ class RunDirectory:
         if not self.exists() and held - UNBORN:
             raise InputError(f"--out {self.path} is not empty and holds no run; give an empty or a new directory")
         if self.exists() and not resume:
-            raise InputError(f"--out {self.path} already holds a run; go on with it by --resume, or give another --out")
+            raise InputError(f"--out {self.path} already holds a run; resume it with --resume, or give another --out")
 
     def request(self) -> Request:
         """What the run in this directory was started with."""
@@ -71,7 +73,7 @@ class RunDirectory:
         return Request(**known)
 
     def start(self, request: Request, cells: Sequence[Cell]) -> None:
-        """Writes config.json, or holds it against the run that is already here."""
+        """Writes config.json, or compares it with the run that is already here."""
         if self.exists():
             self._same(cells)
             return
@@ -100,7 +102,7 @@ class RunDirectory:
         except OSError as error:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             self._unlock()
-            raise files.RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
+            raise RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
@@ -116,11 +118,11 @@ class RunDirectory:
     def _saved(self) -> dict[str, Any]:
         saved: dict[str, Any] = files.read_json(self.path / CONFIG)
         if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-            raise files.RunError(f"{self.path / CONFIG} is not of a run that this version knows (format {FORMAT})")
+            raise RunError(f"{self.path / CONFIG} is not of a run that this version knows (format {FORMAT})")
         return saved
 
     def _same(self, cells: Sequence[Cell]) -> None:
-        """Refuses to go on with other settings than the run was started with, naming the first that differs."""
+        """Refuses to resume with other settings than the run was started with, naming the first that differs."""
         saved = self._saved()["cells"]
         here = {cell.name: _setting(cell) for cell in cells}
         for name in [*saved, *here]:

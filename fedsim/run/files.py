@@ -1,55 +1,20 @@
-"""Files that a kill at any moment leaves either as they were or as they were meant to be."""
+"""The files of a run: strict JSON, and errors that name the file."""
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
-
-class RunError(Exception):
-    """A run cannot begin or go on; the message is one line for the person, and what is on disk stays as it is."""
+from .. import atomic
+from ..errors import RunError
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replaces the file by `data`: a temporary file, synced, takes its name; then the folder is synced."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Replaces the file by `data`, whole or not at all."""
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        atomic.replace_file(path, data, path.with_name(path.name + ".tmp"))
     except OSError as error:
-        remove(temporary)  # on a full disk its space is what the next try needs
         raise cannot_write(path, error) from error
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Writes every byte; the kernel may take fewer at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def remove(path: Path) -> None:
-    """Removes a file that nobody needs any more; one that will not go does no harm."""
-    try:
-        os.unlink(path)
-    except OSError:
-        return
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable, as fsync does for a file's bytes."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def cannot_write(path: Path, error: OSError) -> RunError:
@@ -67,7 +32,7 @@ def decode(data: bytes | str) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file by `value` as JSON that a person can read."""
+    """Replaces the file by `value` as indented JSON."""
     write_atomic(path, json.dumps(_named(value), allow_nan=False, indent=1).encode() + b"\n")
 
 

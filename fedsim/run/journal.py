@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .. import atomic
 from . import files
 
 
@@ -11,7 +12,7 @@ class Journal:
     """Appends one line per round to a file; opening it cuts off what a kill left half written.
 
     A line counts when it ends, is JSON, and is the record of the round after the line before it. Everything from the
-    first line that does not count is cut: the rounds it told of are run again.
+    first line that does not count is cut: its rounds are run again.
 
     >>> import tempfile
     >>> with Journal(Path(tempfile.mkdtemp()) / "journal.jsonl") as journal:
@@ -32,14 +33,14 @@ class Journal:
     def append(self, record: dict[str, Any]) -> None:
         line = files.encode(record)
         try:
-            files.write_all(self._fd, line)
+            atomic.write_all(self._fd, line)
         except OSError as error:
             raise files.cannot_write(self.path, error) from error
         self._ends.append((self._ends[-1] if self._ends else 0) + len(line))
         self.records.append(record)
 
     def keep(self, rounds: int) -> None:
-        """Drops the records after the first `rounds`: a checkpoint goes on from there."""
+        """Drops the records after the first `rounds`: a checkpoint resumes from there."""
         del self._ends[rounds:], self.records[rounds:]
         self._cut(self._ends[-1] if self._ends else 0)
 
@@ -85,7 +86,7 @@ def intact(data: bytes) -> tuple[list[int], list[dict[str, Any]]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal that somebody else may be writing; nothing is changed."""
+    """The records of a journal that another process may be writing; nothing is changed."""
     return intact(path.read_bytes())[1] if path.exists() else []
 
 

@@ -4,22 +4,21 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .. import figures, report
+from ..cells import Cell, CellResult
+from ..errors import RunError
 from ..experiments import find
-from ..experiments.grid import Cell, Experiment, Outcome
+from ..experiments.grid import Experiment
 from ..simulation import Simulation
+from ..table import Table
 from . import cell as cells_
 from .directory import Request, RunDirectory
-from .files import RunError
-
-if TYPE_CHECKING:
-    from ..table import Table
 
 
 @dataclass
 class Options:
-    """How to run, as far as it cannot change a result that is there; None leaves it as the experiment has it."""
+    """How to run: nothing here changes a result; None keeps the experiment's setting."""
 
     workers: int | None = None
     data_root: Path | None = None
@@ -28,24 +27,24 @@ class Options:
     command: str = ""
 
     def settings(self) -> list[str]:
-        """Those of a cell's settings that this run gives anew."""
+        """The settings of a cell that this run replaces."""
         free = {"workers": self.workers, "on_client_error": self.on_client_error}
         return [f"{key}={value}" for key, value in free.items() if value is not None]
 
 
 @dataclass
 class Finished:
-    """A run that came to its end: what it measured and where it lies."""
+    """A finished run: its results and files."""
 
     experiment: Experiment
     out: Path
-    outcomes: list[Outcome]
-    table: "Table"
+    results: list[CellResult]
+    table: Table
     figures: list[Path]
     report: Path
 
     def text(self) -> str:
-        """The title, the table and where the files lie."""
+        """The title, the table and the paths of the files."""
         paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
         title = f"{self.experiment.code}  {self.experiment.title}"
         return "\n".join(["", title, "", self.table.text(), "", *paths])
@@ -54,7 +53,7 @@ class Finished:
 def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
     """The request and its cells, everything checked and nothing written.
 
-    A run that goes on takes what was not `given` this time from its directory; what was given must agree with it.
+    A resumed run takes what was not `given` this time from its directory; what was given must agree with it.
     """
     directory = RunDirectory(out)
     directory.check(resume=resume)
@@ -85,7 +84,7 @@ def run(
         with directory:
             directory.start(request, cells)
             directory.note_environment(options.command)
-            outcomes = [
+            results = [
                 cells_.run_cell(
                     cell,
                     directory.cell(cell),
@@ -97,7 +96,7 @@ def run(
                 )
                 for cell in cells
             ]
-            return publish(experiment, out, outcomes)
+            return publish(experiment, out, results)
     finally:
         for sim in ready.values():
             sim.close()
@@ -107,14 +106,12 @@ def simulate(cell: Cell, options: Options) -> Simulation:
     return Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root)
 
 
-def publish(experiment: Experiment, out: Path, outcomes: list[Outcome]) -> Finished:
-    """Writes figures and report.html from the outcomes."""
-    from .. import figures, report
-
-    table = experiment.tabulate(outcomes)
-    paths = figures.save(experiment, outcomes, out)
-    page = report.write(experiment, out, outcomes, table, paths)
-    return Finished(experiment, out, outcomes, table, paths, page)
+def publish(experiment: Experiment, out: Path, results: list[CellResult]) -> Finished:
+    """Writes figures and report.html from the results."""
+    table = experiment.tabulate(results)
+    paths = figures.save(experiment, results, out)
+    page = report.write(experiment, out, results, table, paths)
+    return Finished(experiment, out, results, table, paths, page)
 
 
 def rebuild(out: Path) -> Finished:
@@ -124,17 +121,17 @@ def rebuild(out: Path) -> Finished:
         raise RunError(f"{out} holds no run")
     request = directory.request()
     experiment = find(request.experiment)
-    outcomes = []
+    results = []
     for cell in request.cells(experiment):
-        outcome = cells_.finished(cell, out / "cells" / cell.folder)
-        if outcome is None:
-            raise RunError(f"{out} is not finished ({cell.name}); go on with it first: {resume_command(request, out)}")
-        outcomes.append(outcome)
-    return publish(experiment, out, outcomes)
+        result = cells_.finished(cell, out / "cells" / cell.folder)
+        if result is None:
+            raise RunError(f"{out} is not finished ({cell.name}); resume it first: {resume_command(request, out)}")
+        results.append(result)
+    return publish(experiment, out, results)
 
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
     if options is not None and options.workers is not None:
         words += ["--workers", str(options.workers)]

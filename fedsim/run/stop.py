@@ -1,4 +1,4 @@
-"""Ctrl-C that leaves a run which can go on."""
+"""Ctrl-C that leaves a run which can be resumed."""
 
 import signal
 import sys
@@ -10,9 +10,9 @@ MESSAGE = "\nfedsim: stopping after this round (press Ctrl-C again to stop at on
 
 
 class StopOnSignal:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the round; the second one stops at once.
+    """Turns the first SIGINT or SIGTERM into a request to stop after the round; the second one stops at once.
 
-    Outside the main thread, where Python lets nobody handle signals, it does nothing.
+    Outside the main thread, where Python does not allow signal handlers, it does nothing.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 `tail_index` takes samples that are in memory; `TailStream` takes one round of client noise after another.
 """
 
-from fedsim.tail.estimate import gaussian_null, hill
-from fedsim.tail.stream import OVER, TailIndex, TailStream, tail_index
+from .estimate import gaussian_null, hill
+from .stream import OVER, TailIndex, TailStream, tail_index
 
 __all__ = ["OVER", "TailIndex", "TailStream", "gaussian_null", "hill", "tail_index"]

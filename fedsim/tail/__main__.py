@@ -4,9 +4,9 @@ import argparse
 
 import numpy as np
 
-from fedsim.noise import sample
-from fedsim.table import Table
-from fedsim.tail import tail_index
+from ..noise import sample
+from ..table import Table
+from . import tail_index
 
 ALPHAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 

@@ -9,8 +9,6 @@ Y_j = X_1 + ... + X_k (Mohammadi et al. 2015, as used by Simsekli et al. 2019)
 Everything below works on the D_j, called gains. All arithmetic is in float64.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -1,7 +1,5 @@
 """Tail indexes of samples in memory, and of client noise that comes round by round."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.errors import InputError
-from fedsim.tail import estimate
+from ..errors import InputError
+from . import estimate
 
 OVER = ("vectors", "coordinates", "norms")
 
@@ -106,7 +104,7 @@ class TailStream:
             raise InputError(f"over must be one of {', '.join(OVER)}, got {over!r}")
         for name, value, least in (("block", block, 2), ("partitions", partitions, 1), ("seed", seed, 0)):
             if value is not None and not (isinstance(value, Integral) and value >= least):
-                raise InputError(f"{name} must be a whole number of at least {least}, got {value}")
+                raise InputError(f"{name} must be an integer of at least {least}, got {value}")
         self.over, self.block, self.centred, self.nulls = over, block, centred, nulls
         self.partitions, self.seed = partitions, seed
         self.rounds = 0
@@ -212,7 +210,7 @@ class TailStream:
         return self._alpha(sum(gains), sum(self._shapes.values()))
 
     def state_dict(self) -> dict[str, Tensor | int | str]:
-        """All that a stream made with the same arguments needs to go on to the same bits: tensors, ints and a str."""
+        """All that a stream with the same arguments needs to continue to the same bits: tensors, ints and a str."""
         return {
             "over": self.over,
             "block": self.block or 0,
@@ -225,7 +223,7 @@ class TailStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; one over other samples or with another block is refused."""
+        """Resume from a saved state; one over other samples or with another block is refused."""
         if state["over"] != self.over:
             raise InputError(f"the saved tail index is over {state['over']}, this one over {self.over}")
         if self.block and state["block"] and state["block"] != self.block:
@@ -238,7 +236,7 @@ class TailStream:
 
 
 def _matrix(samples: Any) -> Tensor:
-    """Samples as a real (n, d) matrix; whole numbers become float64."""
+    """Samples as a real (n, d) matrix; integers become float64."""
     matrix = samples if isinstance(samples, Tensor) else torch.from_numpy(np.asarray(samples))
     matrix = matrix[:, None] if matrix.dim() == 1 else matrix
     if matrix.dim() != 2:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import BLOCK
-from twins import aggregated
+from reference_cases import aggregated
 
 from fatclip_ops import backend, clip_and_aggregate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from blocks import BLOCK
-from twins import clipped_rows
+from reference_cases import clipped_rows
 
 from fatclip_ops import batched_clipped_sgd_, clip_rows_, row_norms
 

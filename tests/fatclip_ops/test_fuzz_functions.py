@@ -28,7 +28,7 @@ from fuzz_cases import (
 )
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from twins import clipped_rows
+from reference_cases import clipped_rows
 
 from fatclip_ops import batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
 from fatclip_ops.backends import reference

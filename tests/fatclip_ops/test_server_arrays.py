@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from twins import aggregated
+from reference_cases import aggregated
 
 from fatclip_ops import FatClipServer
 

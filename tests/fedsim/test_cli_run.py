@@ -178,7 +178,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(times, tmp_path, monkeypatch, capsys, 
     assert signal.getsignal(signal.SIGINT) is handler
     captured = capsys.readouterr()
     assert captured.out == ""
-    words = f"stopped; go on with: python -m fedsim run synthetic-cauchy --out {tmp_path / 'run'} --resume"
+    words = f"stopped; resume with: python -m fedsim run synthetic-cauchy --out {tmp_path / 'run'} --resume"
     assert words in captured.err
     assert "stopping after this round" in captured.err
     # the second cell was in its third round; asked once, the round is saved, asked twice, the checkpoint before counts

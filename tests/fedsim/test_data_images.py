@@ -34,7 +34,7 @@ def no_network(monkeypatch):
 
 
 def get(name, root):
-    return fetch.get(sets.module(name), name, root, sets.KNOWN, fetch.Progress())
+    return fetch.get(sets.module(name), name, root, sets.KNOWN, fetch.FetchProgress())
 
 
 def check_mnist(data, small):

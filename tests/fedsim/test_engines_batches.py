@@ -7,9 +7,9 @@ from sim_cases import simulation
 from fedsim import seeding
 
 
-def problem(**settings):
+def sampler(**settings):
     with simulation(**settings) as s:
-        return s._rounds.problem
+        return s._rounds.task.sampler
 
 
 def rows_of(batches, i):
@@ -60,21 +60,21 @@ def test_keys_differ_in_every_argument():
 
 
 def test_a_step_draws_without_replacement_from_the_clients_own_samples():
-    p = problem(local_steps=6, batch=8)
+    p = sampler(local_steps=6, batch=8)
     clients = np.arange(7)
-    for batch in p.batches(4, clients):
+    for batch in p.draw(4, clients).batches:
         for i in clients:
             rows = batch.index[i, : batch.counts[i]]
             assert batch.counts[i] == min(8, p.sizes[i]) == len(set(rows.tolist()))
             assert ((rows >= p.offsets[i]) & (rows < p.offsets[i] + p.sizes[i])).all()
-    steps = rows_of(list(p.batches(4, clients)), int(np.argmax(p.sizes)))
+    steps = rows_of(list(p.draw(4, clients).batches), int(np.argmax(p.sizes)))
     assert len(set(steps)) == 6
 
 
 def test_an_epoch_passes_over_every_sample_once_and_keeps_the_short_batch():
-    p = problem(local_epochs=2, batch=8)
+    p = sampler(local_epochs=2, batch=8)
     clients = np.arange(7)
-    batches = list(p.batches(0, clients))
+    batches = list(p.draw(0, clients).batches)
     for i in clients:
         steps = rows_of(batches, i)
         per_epoch = -(-int(p.sizes[i]) // 8)
@@ -88,13 +88,13 @@ def test_an_epoch_passes_over_every_sample_once_and_keeps_the_short_batch():
 
 @pytest.mark.parametrize("work", [{"local_steps": 3}, {"local_epochs": 2}])
 def test_a_clients_samples_do_not_depend_on_who_else_takes_part(work):
-    p = problem(**work)
-    everyone = list(p.batches(5, np.arange(7)))
-    some = list(p.batches(5, np.array([1, 4, 6])))
+    p = sampler(**work)
+    everyone = list(p.draw(5, np.arange(7)).batches)
+    some = list(p.draw(5, np.array([1, 4, 6])).batches)
     for at, client in enumerate((1, 4, 6)):
         assert rows_of(some, at) == rows_of(everyone, client)
-        assert rows_of(list(p.batches(5, np.array([client]))), 0) == rows_of(everyone, client)
-    assert rows_of(list(p.batches(6, np.arange(7))), 1) != rows_of(everyone, 1)
+        assert rows_of(list(p.draw(5, np.array([client])).batches), 0) == rows_of(everyone, client)
+    assert rows_of(list(p.draw(6, np.arange(7)).batches), 1) != rows_of(everyone, 1)
 
 
 def test_participants_are_a_sorted_sample_that_changes():
@@ -105,6 +105,7 @@ def test_participants_are_a_sorted_sample_that_changes():
 
 
 def test_a_data_set_is_cut_to_the_samples_that_are_asked_for():
-    p = problem(partition="iid", samples_per_client=6)
-    assert p.sizes.tolist() == [6] * 7
-    assert len(p.x) == len(p.y) == 42
+    with simulation(partition="iid", samples_per_client=6) as s:
+        task = s._rounds.task
+    assert task.sampler.sizes.tolist() == [6] * 7
+    assert len(task.x) == len(task.y) == 42

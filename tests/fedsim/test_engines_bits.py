@@ -6,7 +6,7 @@ import pytest
 import torch
 from sim_cases import MODELS, dataset, simulation, trained
 
-from fedsim.engines.workers import Pool
+from fedsim.engines.workers import WorkerPool
 from fedsim.models.logistic import Logistic
 
 
@@ -61,13 +61,13 @@ def test_two_workers_share_the_clients_of_every_model(problem, engine):
 def test_an_odd_number_of_chunks_ends_with_one_for_two_threads(monkeypatch, workers, cohort):
     """Whoever takes the other chunks: the bits are those of a single worker, and every chunk is done once."""
     threads = []
-    run = Pool._run
+    run = WorkerPool._run
 
     def seen(pool, task, slot, clients):
         threads.append(torch.get_num_threads())
         return run(pool, task, slot, clients)
 
-    monkeypatch.setattr(Pool, "_run", seen)
+    monkeypatch.setattr(WorkerPool, "_run", seen)
     settings = {
         "problem": "cifar10-cnn",
         "engine": "sequential",

@@ -5,8 +5,7 @@ import pytest
 import torch
 from sim_cases import MODELS, WORK, simulation, trained
 
-from fedsim.config import Config
-from fedsim.engines.choice import MEASURED, choose
+from fedsim.problems import PROBLEMS
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fatclip-pi"])
@@ -65,14 +64,15 @@ def test_sampled_clients_take_part_and_nobody_else(engine):
 
 
 def test_auto_follows_the_measured_table():
-    for problem, ratios in MEASURED.items():
-        for steps, ratio in zip((1, 5), ratios, strict=True):
-            engine, reason = choose(Config(problem=problem, local_steps=steps))
+    for problem in PROBLEMS.values():
+        for steps, ratio in zip((1, 5), problem.engine_ratios or (), strict=False):
+            engine, reason = problem.choose_engine("auto", "cpu", steps)
             assert engine == ("stacked" if ratio > 1 else "sequential")
             assert f"{ratio:g}" in reason
-    assert choose(Config(engine="sequential")) == ("sequential", "as asked")
-    assert choose(Config())[0] == "stacked"
-    assert choose(Config(problem="cifar10-cnn", device="cuda")) == (
+    cnn, quadratic = PROBLEMS["cifar10-cnn"], PROBLEMS["quadratic"]
+    assert cnn.choose_engine("stacked", "cpu", 5) == ("stacked", "as requested")
+    assert quadratic.choose_engine("auto", "cpu", 2)[0] == "stacked"
+    assert cnn.choose_engine("auto", "cuda", 5) == (
         "stacked",
         "many clients at once keep cuda busy; not measured there",
     )

@@ -56,10 +56,10 @@ def troubled(action, marked=(3,), **settings):
     """Seven clients of ten samples; the marked ones hold the value in every sample."""
     data = dataset("mnist-logistic", samples=70)
     s = simulation(data=data, model=Troubled(action), partition="iid", **{"local_epochs": 1, **settings})
-    problem = s._rounds.problem
+    task = s._rounds.task
     for client in marked:
-        first = problem.offsets[client]
-        problem.x[first : first + problem.sizes[client], 0] = BAD
+        first = task.sampler.offsets[client]
+        task.x[first : first + task.sampler.sizes[client], 0] = BAD
     return s
 
 
@@ -110,9 +110,9 @@ def test_a_client_that_is_not_finite_is_rejected_and_counted(engine, algorithm, 
     settings = {"engine": engine, "algorithm": algorithm, "lam": lam, "local_epochs": None, "local_steps": local_steps}
     data = dataset("mnist-logistic", samples=70)
     with simulation(data=data, partition="iid", **settings) as s:
-        problem = s._rounds.problem
-        first = problem.offsets[5]
-        problem.x[first : first + problem.sizes[5]] = torch.inf
+        task = s._rounds.task
+        first = task.sampler.offsets[5]
+        task.x[first : first + task.sampler.sizes[5]] = torch.inf
         record = s.step()
         assert record["rejected"] == [5]
         assert torch.isfinite(s.x).all()

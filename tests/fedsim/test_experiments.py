@@ -14,7 +14,7 @@ from fedsim.config import Config
 from fedsim.data.dataset import Dataset
 from fedsim.errors import InputError
 from fedsim.experiments import NAMES, find
-from fedsim.experiments.grid import reading, reductions
+from fedsim.experiments.captions import describe_changes, describe_reading
 
 # What section 4 of the paper fixes, key by key; every cell of the paper preset must agree.
 CIFAR10 = {
@@ -63,7 +63,7 @@ def test_the_paper_preset_is_the_papers_setting(name):
     for cell in cells:
         config = cell.config.to_dict()
         assert {key: config[key] for key in SETTINGS[name]} == SETTINGS[name]
-    assert reductions(cells) == []
+    assert describe_changes(cells) == []
     if cells[0].config.problem != "quadratic":
         assert {(c.config.delta, c.config.reduce) for c in cells} == {("displacement", "mean")}
 
@@ -94,18 +94,18 @@ def test_five_trials_of_the_success_rates():
 @pytest.mark.parametrize("name", [name for name in NAMES if find(name).default == "quick"])
 def test_the_quick_preset_says_what_it_reduced(name):
     cells = find(name).cells("quick")
-    (text,) = reductions(cells)
+    (text,) = describe_changes(cells)
     assert text.startswith("Changed from the paper: ")
     paper = cells[0].paper
     assert f"rounds {cells[0].config.rounds} (paper {paper.rounds})" in text
 
 
 def test_the_reading_is_always_told():
-    assert reading(find("cifar10-alpha").cells("paper")) == (
+    assert describe_reading(find("cifar10-alpha").cells("paper")) == (
         'Reading: Delta = displacement x_t - x (delta="displacement"), server factor 1 on the mean (reduce="mean").'
     )
-    assert 'delta="gradient"' in reading(find("rates").cells("paper"))
-    assert "server factor" in reading(find("rates").cells("paper", 1, ["eta=0.5"]))
+    assert 'delta="gradient"' in describe_reading(find("rates").cells("paper"))
+    assert "server factor" in describe_reading(find("rates").cells("paper", 1, ["eta=0.5"]))
 
 
 def test_the_rates_take_the_theorems_parameters():
@@ -219,7 +219,7 @@ def test_a_failing_client_is_told_with_its_traceback(tmp_path, monkeypatch, caps
     assert "client 3: Traceback" in error
     assert "ZeroDivisionError" in error
     command = f"python -m fedsim run synthetic-cauchy --out {tmp_path / 'run'} --resume --on-client-error reject"
-    assert error.splitlines()[-1] == f"fedsim: a client failed; to go on without such clients: {command}"
+    assert error.splitlines()[-1] == f"fedsim: a client failed; to continue without such clients: {command}"
     monkeypatch.undo()
     monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
     assert main([*command.split()[3:], "--quiet"]) == 0

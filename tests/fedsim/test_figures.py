@@ -1,4 +1,4 @@
-"""Figures and the report: from the same outcomes the same bytes, nothing global touched, nothing fetched."""
+"""Figures and the report: from the same results the same bytes, nothing global touched, nothing fetched."""
 
 import base64
 import re
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from fedsim import figures
+from fedsim.cells import CellResult
 from fedsim.experiments import find
-from fedsim.experiments.grid import Outcome
 from fedsim.figures.curves import series
-from fedsim.figures.style import COLOURS, styled
+from fedsim.plotting import COLOURS, styled
 from fedsim.run.directory import Request, RunDirectory
 from fedsim.run.runner import Options, run
 
 
-def outcomes(name, result, records=lambda cell: []):
-    return [Outcome(cell, records(cell), result(cell)) for cell in find(name).cells("quick", 1)]
+def results(name, result, records=lambda cell: []):
+    return [CellResult(cell, records(cell), result(cell)) for cell in find(name).cells("quick", 1)]
 
 
 def losses(cell):
@@ -28,7 +28,7 @@ def losses(cell):
 
 def test_the_same_outcomes_give_the_same_bytes(tmp_path):
     experiment = find("synthetic-alpha")
-    shown = outcomes("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses)
+    shown = results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         paths = figures.save(experiment, shown, tmp_path / folder)
@@ -39,7 +39,7 @@ def test_the_same_outcomes_give_the_same_bytes(tmp_path):
 
 def test_drawing_changes_no_global_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    figures.save(find("synthetic-alpha"), outcomes("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses), tmp_path)
+    figures.save(find("synthetic-alpha"), results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses), tmp_path)
     assert dict(matplotlib.rcParams) == before
 
 
@@ -49,7 +49,7 @@ def texts(figure):
 
 def test_curves_have_labels_median_band_and_the_number_of_seeds():
     with styled():
-        figure = find("synthetic-alpha").figure(outcomes("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses))
+        figure = find("synthetic-alpha").figure(results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses))
     found = texts(figure)
     assert "communication round $t$" in found
     assert "loss $f(x_t) - f^*$" in found
@@ -66,7 +66,7 @@ def test_the_median_of_a_curve_is_over_seeds():
         {"round": 2, "loss": [None] * 3},
         {"round": 3, "loss": [2.0, np.inf, 4.0]},
     ]
-    rounds, values = series([Outcome(cell, rows, {})], "loss")
+    rounds, values = series([CellResult(cell, rows, {})], "loss")
     assert rounds.tolist() == [1, 3]
     assert np.median(values, axis=0).tolist() == [3.0, 4.0]
 
@@ -83,20 +83,20 @@ def noise(cell):
 
 def test_a_histogram_for_every_combination_with_alpha_and_its_null():
     with styled():
-        figure = find("cifar10-noise").figure(outcomes("cifar10-noise", noise))
+        figure = find("cifar10-noise").figure(results("cifar10-noise", noise))
     assert len(figure.axes) == 16
     assert sum("1.50 (Gauss 2.10)" in text for text in texts(figure)) == 16
     rows = [[ax.get_xlim() for ax in figure.axes[i : i + 4]] for i in range(0, 16, 4)]
     assert all(len(set(row)) == 1 for row in rows)
     with styled():
-        figure = find("shakespeare-noise").figure(outcomes("shakespeare-noise", noise))
+        figure = find("shakespeare-noise").figure(results("shakespeare-noise", noise))
     assert len(figure.axes) == 4
     assert all(ax.get_xlim()[1] > 2 for ax in figure.axes)
 
 
 def test_the_tail_index_is_drawn_with_interval_and_both_nulls():
     with styled():
-        figure = find("cifar10-alpha").figure(outcomes("cifar10-alpha", noise))
+        figure = find("cifar10-alpha").figure(results("cifar10-alpha", noise))
     assert [ax.get_title() for ax in figure.axes] == ["over vectors", "over coordinates", "over norms"]
     assert {"null: Gaussian noise", "null: random signs (at the edge: above 3.2)"} <= set(texts(figure))
     assert all(len(ax.containers) == 4 for ax in figure.axes)  # one line with error bars per amount of work
@@ -112,7 +112,7 @@ def rounds(cell):
 
 def test_failures_share_one_time_axis_and_are_marked():
     with styled():
-        figure = find("cifar10-failure").figure(outcomes("cifar10-failure", trial, rounds))
+        figure = find("cifar10-failure").figure(results("cifar10-failure", trial, rounds))
     assert len(figure.axes) == 8
     assert texts(figure).count(" failed") == 4
     assert figure.axes[0].get_xlim() == figure.axes[4].get_xlim()
@@ -120,7 +120,7 @@ def test_failures_share_one_time_axis_and_are_marked():
 
 def test_success_rates_are_bars():
     with styled():
-        figure = find("cifar10-success").figure(outcomes("cifar10-success", trial, rounds))
+        figure = find("cifar10-success").figure(results("cifar10-success", trial, rounds))
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == [0.0] * 4 + [100.0] * 8
 
@@ -128,7 +128,7 @@ def test_success_rates_are_bars():
 def test_errors_of_alpha_stand_next_to_the_papers():
     result = {"alpha": {"vectors": {"error": 1.25}}}
     with styled():
-        figure = find("mnist-alpha-error").figure(outcomes("mnist-alpha-error", lambda cell: result))
+        figure = find("mnist-alpha-error").figure(results("mnist-alpha-error", lambda cell: result))
     ours, paper = figure.axes
     assert all(set(line.get_ydata()) == {1.25} for line in ours.lines[:4])
     assert list(paper.lines[0].get_ydata()) == [-2.82, -1.09, -0.12, 3.12]
@@ -140,7 +140,7 @@ def rated(cell):
 
 
 def test_slopes_are_found_exactly_and_stand_next_to_theory():
-    shown = outcomes("rates", rated)
+    shown = results("rates", rated)
     table = find("rates").tabulate(shown)
     assert [row[:2] for row in table.rows] == [[a, x] for a in ("FAT-Clipping-PI", "FAT-Clipping-PR") for x in "mKT"]
     assert [row[2] for row in table.rows] == pytest.approx([-0.5, 0.25, -1.0] * 2)

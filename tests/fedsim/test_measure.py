@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.cells import CellResult
 from fedsim.config import Config
 from fedsim.experiments import find
-from fedsim.experiments.grid import Outcome
 from fedsim.measure import AlphaError, Failure, FinalLoss, GradientNorm, Noise, failed_at, histogram, middle, quartiles
 from fedsim.simulation import Simulation
 from fedsim.tail import tail_index
@@ -53,12 +53,14 @@ def test_a_rejected_client_is_a_failure():
     assert failed_at(records([0.5, 0.5, 0.5], rejected=(2,)), 0.1) == 2
 
 
-def outcome(result):
-    return Outcome(find("synthetic-cauchy").cells("paper", 1)[0], [], result)
+def cell_result(result):
+    return CellResult(find("synthetic-cauchy").cells("paper", 1)[0], [], result)
 
 
 def test_success_is_the_share_of_trials_without_failure():
-    trials = [outcome({"failed": f, "best": 0.5, "last": a}) for f, a in ((None, 0.5), (3, 0.1), (None, 0.4), (7, 0.1))]
+    trials = [
+        cell_result({"failed": f, "best": 0.5, "last": a}) for f, a in ((None, 0.5), (3, 0.1), (None, 0.4), (7, 0.1))
+    ]
     row = Failure(classes=10).row(trials)
     assert (row["trials"], row["success %"], row["failed in round"]) == (4, 50.0, "3, 7")
     assert row["last accuracy"] == 0.25
@@ -72,8 +74,8 @@ def test_quartiles_of_values_that_may_be_infinite():
 
 
 def test_a_loss_that_is_nan_counts_as_infinitely_bad():
-    assert FinalLoss().row([outcome({"loss": [1.0, math.nan, 2.0]})])["median loss"] == 2.0
-    assert FinalLoss().row([outcome({"loss": [math.nan, math.nan, 2.0]})])["median loss"] == math.inf
+    assert FinalLoss().row([cell_result({"loss": [1.0, math.nan, 2.0]})])["median loss"] == 2.0
+    assert FinalLoss().row([cell_result({"loss": [math.nan, math.nan, 2.0]})])["median loss"] == math.inf
 
 
 def test_the_gradient_norm_is_the_root_mean_square_over_seeds_and_rounds():
@@ -138,7 +140,7 @@ def test_cohorts_do_not_matter():
 
 def test_the_row_shows_alpha_next_to_interval_and_nulls():
     result = Noise().result(None, [{"loss": [1.0], "accuracy": [None]}], fed(Noise(), updates()))
-    row = Noise().row([outcome(result)])
+    row = Noise().row([cell_result(result)])
     for name in ("vectors", "coordinates", "norms"):
         assert f"alpha ({name})" in row
         assert "," in row[f"nulls ({name})"]

@@ -1,4 +1,4 @@
-"""A run that is killed anywhere and goes on ends with the bits of one that was never killed."""
+"""A run that is killed anywhere and resumes ends with the bits of one that was never killed."""
 
 import functools
 import multiprocessing

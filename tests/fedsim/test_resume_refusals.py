@@ -12,11 +12,9 @@ import torch
 from run_cases import Counter, DyingOs, facts, run
 
 from fedsim.cli import main
-from fedsim.errors import InputError
+from fedsim.errors import InputError, RunError, StoppedError
 from fedsim.run import checkpoint
-from fedsim.run.cell import StoppedError
 from fedsim.run.directory import RunDirectory
-from fedsim.run.files import RunError
 
 
 @pytest.fixture(autouse=True)

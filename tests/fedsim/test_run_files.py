@@ -42,7 +42,7 @@ def test_a_short_write_is_continued(tmp_path, monkeypatch):
     import os
 
     real = os.write
-    monkeypatch.setattr(files.os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
     files.write_atomic(tmp_path / "file", b"0123456789")
     assert (tmp_path / "file").read_bytes() == b"0123456789"
 

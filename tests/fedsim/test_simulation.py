@@ -11,7 +11,7 @@ from fedsim import config as config_module
 from fedsim import simulation as simulation_module
 from fedsim.config import Config
 from fedsim.errors import InputError
-from fedsim.problem import Problem
+from fedsim.learning_task import LearningTask
 from fedsim.simulation import Simulation
 
 KEYS = {
@@ -125,11 +125,11 @@ def test_the_full_gradient_is_the_mean_over_clients_of_their_own(engine):
     data = dataset("mnist-logistic")
     for delta, factor in (("gradient", 1.0), ("displacement", 0.5)):
         with simulation(data=data, engine=engine, delta=delta, local_steps=1, participants=3) as s:
-            problem, x, watch = s._rounds.problem, s.x.clone().requires_grad_(), Watch(wants_full=True)
+            task, x, watch = s._rounds.task, s.x.clone().requires_grad_(), Watch(wants_full=True)
             losses = []
-            for first, size in zip(problem.offsets, problem.sizes, strict=True):
-                logits = problem.x[first : first + size] @ x[:48].view(4, 12).T + x[48:]
-                losses.append(torch.nn.functional.cross_entropy(logits, problem.y[first : first + size]))
+            for first, size in zip(task.sampler.offsets, task.sampler.sizes, strict=True):
+                logits = task.x[first : first + size] @ x[:48].view(4, 12).T + x[48:]
+                losses.append(torch.nn.functional.cross_entropy(logits, task.y[first : first + size]))
             (expected,) = torch.autograd.grad(torch.stack(losses).mean(), x)
             s.step(watch)
             torch.testing.assert_close(watch.full, factor * expected, rtol=1e-10, atol=1e-14)
@@ -142,7 +142,7 @@ def test_the_full_pseudo_gradient_of_epochs_takes_as_many_full_steps():
             watch = Watch(wants_full=True)
             s.step(watch)
             found.append(watch.full)
-            assert s.steps_per_round == [int(k) for k in s._rounds.problem.steps(range(7))]
+            assert s.steps_per_round == [int(k) for k in s._rounds.task.sampler.steps(range(7))]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-14)
 
 
@@ -198,11 +198,11 @@ def test_the_seed_decides():
 def test_impossible_partitions_are_refused_in_one_line():
     data = dataset("mnist-logistic")
     with pytest.raises(InputError, match="clients=121 is more than the 120 samples"):
-        Problem(Config(problem="mnist-logistic", clients=121), dataset=data)
+        LearningTask(Config(problem="mnist-logistic", clients=121), dataset=data)
     with pytest.raises(InputError, match="samples_per_client=18 is more than the 17 samples"):
-        Problem(Config(problem="mnist-logistic", clients=7, samples_per_client=18), dataset=data)
+        LearningTask(Config(problem="mnist-logistic", clients=7, samples_per_client=18), dataset=data)
     with pytest.raises(InputError, match="clients=3 is more than the 0 roles"):
-        Problem(Config(problem="shakespeare-lstm", clients=3, partition="roles"), dataset=data)
+        LearningTask(Config(problem="shakespeare-lstm", clients=3, partition="roles"), dataset=data)
 
 
 def test_roles_are_clients_and_their_test_samples_the_test_set():
@@ -210,6 +210,6 @@ def test_roles_are_clients_and_their_test_samples_the_test_set():
     data.roles = [torch.arange(0, 50).numpy(), torch.arange(50, 60).numpy(), torch.arange(60, 120).numpy()]
     data.test_roles = [torch.arange(0, 5).numpy(), torch.arange(5, 11).numpy(), torch.arange(11, 30).numpy()]
     model = MODELS["shakespeare-lstm"]()
-    problem = Problem(Config(problem="shakespeare-lstm", clients=2, partition="roles"), dataset=data, model=model)
-    assert problem.sizes.tolist() == [50, 10]
-    assert len(problem.test[1]) == 11
+    task = LearningTask(Config(problem="shakespeare-lstm", clients=2, partition="roles"), dataset=data, model=model)
+    assert task.sampler.sizes.tolist() == [50, 10]
+    assert len(task.test[1]) == 11

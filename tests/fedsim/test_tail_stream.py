@@ -220,10 +220,10 @@ def test_values_near_the_end_of_the_range_do_not_overflow():
     ("arguments", "message"),
     [
         ({"over": "rows"}, "over must be one of vectors, coordinates, norms, got 'rows'"),
-        ({"block": 1}, "block must be a whole number of at least 2, got 1"),
-        ({"block": 2.5}, "block must be a whole number of at least 2, got 2.5"),
-        ({"partitions": 0}, "partitions must be a whole number of at least 1, got 0"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"block": 1}, "block must be an integer of at least 2, got 1"),
+        ({"block": 2.5}, "block must be an integer of at least 2, got 2.5"),
+        ({"partitions": 0}, "partitions must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):

@@ -11,11 +11,11 @@ import sys
 import pytest
 from run_cases import run
 
+from fedsim.cells import CellResult
+from fedsim.errors import StoppedError
 from fedsim.experiments import find
-from fedsim.experiments.grid import Outcome
-from fedsim.run.cell import StoppedError
 from fedsim.table import Table, show
-from fedsim.terminal import Progress, profile, told
+from fedsim.terminal import Progress, brief, profile
 
 
 class Screen(io.StringIO):
@@ -64,7 +64,7 @@ def test_a_finished_cell_says_that_it_was_done_before(tmp_path):
     run("quadratic", tmp_path / "run")
     stream = io.StringIO()
     run("quadratic", tmp_path / "run", resume=True, watchers=[Progress(2, stream)])
-    assert stream.getvalue().count("(was done before)") == 2
+    assert stream.getvalue().count("(done earlier)") == 2
 
 
 def read_to_the_end(terminal):
@@ -98,8 +98,8 @@ def test_on_a_real_terminal_a_run_shows_its_bar_and_ends_with_the_table(tmp_path
 
 def test_a_record_in_a_few_words():
     record = {"loss": [1.0, math.nan, 3.0], "accuracy": [None, None, None], "clipped": 0.256, "rejected": [4, 7]}
-    assert told(record) == {"loss": "3.00", "clipped": "26 %", "rejected": "2"}
-    assert told({"loss": [None], "accuracy": [None], "clipped": None, "rejected": []}) == {}
+    assert brief(record) == {"loss": "3.00", "clipped": "26 %", "rejected": "2"}
+    assert brief({"loss": [None], "accuracy": [None], "clipped": None, "rejected": []}) == {}
 
 
 def test_the_profile_adds_up_phases_logging_and_the_rest():
@@ -108,7 +108,7 @@ def test_the_profile_adds_up_phases_logging_and_the_rest():
         {"seconds": 6.0, "phases": {"data": 1.0, "compute": 4.0}},  # a second for the measurement
         {"seconds": 2.0, "phases": {"data": 0.5, "compute": 1.5}},
     ]
-    assert profile([Outcome(cell, records, {}, logging=2.0)]) == [
+    assert profile([CellResult(cell, records, {}, logging=2.0)]) == [
         ("compute", 5.5, 0.55),
         ("logging", 2.0, 0.2),
         ("data", 1.5, 0.15),

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from twins import TWINS, clip
 
 from fedsim.config import Config
 from fedsim.simulation import Simulation
-from fedsim.twin import TWINS, clip
 
 READINGS = list(itertools.product(("gradient", "displacement"), ("mean", "sum")))
 LAM = {"fedavg": np.inf, "sgd": np.inf, "fatclip-pi": 3.0, "fatclip-pr": 5.0, "gclip": 3.0}

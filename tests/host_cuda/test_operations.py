@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from optim_cases import HYPERS
-from twins import aggregated, clipped_rows, stepped_rows
+from reference_cases import aggregated, clipped_rows, stepped_rows
 
 import fatclip_ops as fc
 from fatclip_ops import FatClipPI, FatClipPR, FatClipServer

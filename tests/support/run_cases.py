@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import torch
 
+from fedsim import atomic
 from fedsim.data.dataset import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
-from fedsim.run import checkpoint, files, journal, runner
+from fedsim.run import checkpoint, journal, runner
 from fedsim.run.directory import Request
 
 LOGISTIC = {
@@ -29,7 +30,7 @@ LEVELS = {"PI": {"algorithm": "fatclip-pi", "lam": 0.5}, "FedAvg": {"algorithm":
 
 def experiment(name, paper, measure, cells=1):
     axis = Axis("algorithm", dict(list(LEVELS.items())[:cells]), ("algorithm",))
-    return Experiment(name, "E0", f"A small {name}", paper, (axis,), measure, figure=lambda outcomes: None)
+    return Experiment(name, "E0", f"A small {name}", paper, (axis,), measure, figure=lambda results: None)
 
 
 SETTINGS = {
@@ -126,15 +127,15 @@ class DyingOs:
         return call
 
     def __enter__(self):
-        files.os = journal.os = self
+        atomic.os = journal.os = self
         return self
 
     def __exit__(self, *_):
-        files.os = journal.os = os
+        atomic.os = journal.os = os
 
 
 def run_forever(setting, out):
-    """For a child process that will be killed: goes on with the run, or begins it."""
+    """For a child process that will be killed: resumes the run, or begins it."""
     torch.set_num_threads(1)
     run(setting, out, resume=(out / "config.json").exists(), every=1)
 
@@ -151,8 +152,8 @@ class Counter:
     def round(self, record):
         self.records.append(record)
 
-    def end(self, outcome, stored):
-        self.outcome = outcome
+    def end(self, result, stored):
+        self.result = result
 
     def close(self):
         self.closed = True

@@ -1,0 +1,46 @@
+"""One cell of an experiment's grid, and its result."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .config import Config
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one config: its place in the grid, its seeds (several only where they advance stacked)."""
+
+    levels: Mapping[str, str]
+    config: Config
+    seeds: tuple[int, ...]
+    paper: Config
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{axis}={level}" for axis, level in self.levels.items()) or "the run"
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name.replace(", ", ","))
+
+
+@dataclass
+class CellResult:
+    """A cell that has run: its journal, what was measured, and the seconds spent on journal and checkpoints."""
+
+    cell: Cell
+    records: list[dict[str, Any]]
+    measured: dict[str, Any]
+    logging: float = 0.0
+
+
+def levels_of(results: Sequence[CellResult], axis: str) -> list[str]:
+    """The levels of an axis that were run, in the grid's order."""
+    return list(dict.fromkeys(result.cell.levels[axis] for result in results))
+
+
+def select(results: Sequence[CellResult], wanted: Mapping[str, str]) -> list[CellResult]:
+    """The results at these levels, one per seed."""
+    return [result for result in results if wanted.items() <= result.cell.levels.items()]
