@@ -82,8 +82,8 @@ static: $(TOOLS) $(BUILT)
 	@$(PY) -m ruff check --quiet .
 	$(call say,ruff format --check)
 	@$(PY) -m ruff format --quiet --check .
-	$(call say,mypy --strict fatclip_ops)
-	@$(PY) -m mypy --strict --no-error-summary fatclip_ops
+	$(call say,mypy --strict fatclip_ops fedsim)
+	@$(PY) -m mypy --strict --no-error-summary fatclip_ops fedsim
 
 check: static
 	$(call say,clang-format)

@@ -90,7 +90,8 @@ def check_writable(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} has elements that share memory (an expanded tensor?); pass {name}.clone()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires grad and is changed in place: call this under torch.no_grad()")
-    check_inference(name, tensor.is_inference())
+    if not torch.compiler.is_compiling():  # a graph cannot ask
+        check_inference(name, tensor.is_inference())
 
 
 def check_inference(name: str, is_inference: bool) -> None:

@@ -83,7 +83,7 @@ class FatClipServer:
             result = cpu.aggregate(deltas, self.params, lam, None, mean, strict, True, lr)
         seen = ServerResult(self._step_checked(backend, deltas, weights, lr, lam) if result is None else result)
         if strict and seen.rejected:
-            raise ValueError(f"clients {seen.rejected} sent nan, inf or too large numbers; the model was not moved")
+            raise ValueError(f"clients {seen.rejected} sent nan or inf (in the model's dtype); the model was not moved")
         return seen
 
     def _step_checked(

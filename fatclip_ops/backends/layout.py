@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .types import Pieces, Rows, StepInputs, map_rows
+from .types import Pieces, Rows, StepInputs
 
 T = TypeVar("T")
 # bump(tensors) reports to autograd that these were written to.
@@ -166,15 +166,17 @@ def aggregate_on_copies(aggregate: Callable[..., T | None], rows: Rows, targets:
         return None
     for t in _tensors(rows):
         check_memory(t)
-    dtype = functools.reduce(torch.promote_types, {t.dtype for t in _tensors(rows)})
-    shared = iter(touching(_tensors(rows), targets))
-    plain_rows = map_rows(
-        lambda t: row_major(t).to(dtype) if next(shared) or t.dtype != dtype or not _is_row_major(t) else t, rows
-    )
+    tensors = _tensors(rows)
+    dtype = functools.reduce(torch.promote_types, {t.dtype for t in tensors})
+    shared = touching(tensors, targets)
+    fits = [t.dtype == dtype and _is_row_major(t) and not s for t, s in zip(tensors, shared, strict=True)]
     plain_targets = [t if _is_row_major(t) else row_major(t) for t in targets]
-    pairs = list(zip([*_tensors(rows), *targets], [*_tensors(plain_rows), *plain_targets], strict=True))
-    if all(given is plain for given, plain in pairs):
+    if all(fits) and all(t is plain for t, plain in zip(targets, plain_targets, strict=True)):
         return None
+    copies = [t if fit else row_major(t).to(dtype) for t, fit in zip(tensors, fits, strict=True)]
+    plain_rows: Rows = Pieces(copies, rows.per_row) if isinstance(rows, Pieces) else copies[0]
+    if isinstance(rows, Pieces) and rows.per_row == 1 and not all(fits):
+        plain_rows = torch.stack(copies)  # in one block, the bits are those of a matrix
     result = aggregate(plain_rows, plain_targets, *how)
     if result is not None:
         for target, plain in zip(targets, plain_targets, strict=True):

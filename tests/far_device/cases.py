@@ -40,8 +40,8 @@ from fatclip_ops import (  # noqa: E402
 from fedsim import problem  # noqa: E402
 
 FAR = torch.device("far:0")
-here = problem.find_device
-problem.find_device = lambda config: here(config) if config.device == "cpu" else FAR
+here = learning_task.find_device
+learning_task.find_device = lambda config: here(config) if config.device == "cpu" else FAR
 
 
 def say(**line):

@@ -333,7 +333,7 @@ def test_a_float16_model_that_would_overflow_by_all_clients_together_stays():
 
 def test_a_float16_model_raises_by_policy():
     x = torch.tensor([1.0, 2.0], dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"clients \[1\] sent nan, inf or too large numbers; the model was not moved"):
+    with pytest.raises(ValueError, match=r"clients \[1\] sent nan or inf \(in the model's dtype\)"):
         FatClipServer([x], lr=1.0, nonfinite="raise").step([torch.ones(2), torch.tensor([1e6, 0.0])])
     with pytest.raises(ValueError, match="the aggregate is beyond the range of float16; the model was not moved"):
         FatClipServer([x], lr=1e9, nonfinite="raise").step(torch.ones(2, 2))

@@ -6,12 +6,14 @@ FATCLIP_TEST_DEVICE=cuda runs the tests of operations on a GPU instead.
 import importlib.util
 import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 from host_cuda_builds import Builds, can_build, host_module
 
-from fatclip_ops.backends import cpu, cuda
+from fatclip_ops import backends
+from fatclip_ops.backends import cuda
 
 ON_GPU = os.environ.get("FATCLIP_TEST_DEVICE", "") == "cuda"
 
@@ -75,7 +77,7 @@ def device(request, monkeypatch):
         return Device(torch.device("cuda"), counted.calls)
     counted = Counted(request.getfixturevalue("host_cuda"))
     monkeypatch.setattr(cuda, "RUNTIME", HostRuntime(counted))
-    monkeypatch.setattr(cpu, "MODULE", None)  # or the CPU kernels would take the tensors
+    monkeypatch.setattr(backends, "cpu", SimpleNamespace(MODULE=None))  # or the CPU kernels would be selected
     return Device(torch.device("cpu"), counted.calls)
 
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from fatclip_ops.config import NATIVE
 
 import fatclip_ops as fc
-from fatclip_ops import FatClipPI, FatClipServer, cuda
+from fatclip_ops import FatClipPI, FatClipServer
+from fatclip_ops.backends import cpu, cuda, read_number, select
 
 WAITS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
 
@@ -157,8 +157,8 @@ def test_a_summary_reads_as_the_cpu_module_returns_it(host_cuda, strict):
     assert [norms[i].item() for i in (0, 3, 4)] == [5.0, 50.0, math.inf]
     assert coefs.tolist() == [0.4, 0.0, 1.0, 0.04, 0.0]
     assert (rejected, clipped, applied) == ((1, 4), 2, not strict)
-    if NATIVE is not None:
-        given = NATIVE.aggregate(rows, 0, *how, 1)
+    if cpu.MODULE is not None:
+        given = cpu.MODULE.aggregate(rows, *how, 1)
         assert [type(part) for part in given] == [bytearray, tuple, int, bool]
         assert given[1:] == (rejected, clipped, applied)
         assert torch.equal(torch.frombuffer(given[0], dtype=torch.float64).view(2, 5)[1], coefs)
@@ -170,5 +170,5 @@ def test_a_summary_reads_as_the_cpu_module_returns_it(host_cuda, strict):
 def test_without_the_module_nothing_is_owned(monkeypatch):
     monkeypatch.setattr(cuda, "RUNTIME", None)
     assert not cuda.owns(torch.ones(1))
-    assert not cuda.direct(torch.ones(1))
-    assert cuda.number(2, float) == 2.0
+    assert select(torch.ones(1)) is not cuda
+    assert read_number(2, float) == 2.0
