@@ -219,4 +219,4 @@ def test_a_run_that_went_on_shows_both_commands(page):
     run(request, request.cells(find("synthetic-cauchy")), out, Options(command="python -m fedsim run --resume"))
     text = (out / "report.html").read_text()
     assert text.count("<pre>") == 2
-    assert "the run was stopped and went on" in text
+    assert "the run was stopped and resumed" in text
