@@ -37,7 +37,7 @@ from fatclip_ops import (  # noqa: E402
     global_norm,
     row_norms,
 )
-from fedsim import problem  # noqa: E402
+from fedsim import learning_task  # noqa: E402
 
 FAR = torch.device("far:0")
 here = learning_task.find_device
