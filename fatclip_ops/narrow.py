@@ -24,7 +24,8 @@ def move_narrow(params: list[Tensor], rows: Rows, weights: Tensor | None, strict
     if _fits(params, moved):
         return _store(params, moved, seen)
     limit = torch.finfo(torch.float16).max
-    bad = [i for i, peak in enumerate(_peaks(rows)) if i not in seen.rejected and peak * seen.coefs[i].item() > limit]
+    coefs = seen.coefs.tolist()  # 0 where rejected
+    bad = [i for i, peak in enumerate(_peaks(rows, params)) if peak * coefs[i] > limit]
     if strict and not bad:
         raise ValueError("the aggregate is beyond the range of float16; the model was not moved")
     weights = torch.ones(len(seen.norms), dtype=torch.float64, device="cpu") if weights is None else weights.clone()
@@ -48,12 +49,17 @@ def _fits(params: list[Tensor], moved: list[Tensor]) -> bool:
     return all(bool((torch.isfinite(t.to(p.dtype)) | ~torch.isfinite(p)).all()) for p, t in pairs)
 
 
-def _peaks(rows: Rows) -> list[float]:
-    """The largest element of every row; nan where there is one."""
-    if not isinstance(rows, Pieces):
-        return rows.to(torch.float64).abs().amax(1).tolist() if rows.shape[1] else [0.0] * len(rows)
-    peaks = [float(t.abs().max()) if t.numel() else 0.0 for t in rows.tensors]
-    return [max(peaks[i : i + rows.per_row]) for i in range(0, len(peaks), rows.per_row)]
+def _peaks(rows: Rows, params: list[Tensor]) -> list[float]:
+    """The largest element of every row in the columns of float16 parameters; nan where there is one."""
+    per_row = rows.per_row if isinstance(rows, Pieces) else 1
+    tensors = rows.tensors if isinstance(rows, Pieces) else list(rows)
+    sizes = [p.numel() for p in params]
+    peaks = []
+    for i in range(0, len(tensors), per_row):
+        pieces = tensors[i].split(sizes) if per_row == 1 and len(params) > 1 else tensors[i : i + per_row]
+        narrow = [t for t, p in zip(pieces, params, strict=True) if p.dtype is torch.float16 and t.numel()]
+        peaks.append(max(float(t.abs().max()) for t in narrow) if narrow else 0.0)
+    return peaks
 
 
 def _store(

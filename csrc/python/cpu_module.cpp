@@ -52,11 +52,12 @@ SgdHyper as_hyper(PyObject* t) {
 // added to `written`.
 bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fresh, SgdBlock* t, Ranges* written) {
   View p, g, b;
-  if (!read(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p)) return false;
+  if (!read_target(param, &p) || !read(grad, &g) || p.dtype != g.dtype || !p.dense() || !g.has_layout_of(p))
+    return false;
   *t = {p.data, g.data, nullptr, p.n, p.dtype, kNone, nullptr, {}};
   written->add(p.data, p.bytes());
   if (buffer.is_none()) return true;
-  if (!read(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
+  if (!read_target(buffer, &b) || b.dtype != p.dtype || !b.has_layout_of(p)) return false;
   t->buffer = b.data;
   t->momentum = fresh ? kFresh : kRunning;
   written->add(b.data, b.bytes());
@@ -211,8 +212,13 @@ bool read_matrix_or_pieces(py::handle rows, Rows* out) {
   return read_pieces(pair.list(0), static_cast<size_t>(pair.integer(1)), out);
 }
 
-bool touch(const Ranges& written, const Rows& rows) {
+bool touch(const Ranges& written, const Rows& rows, bool is_matrix) {
   const size_t pieces = rows.lengths.size();
+  if (is_matrix) {
+    const auto *begin = static_cast<const char*>(rows.pieces.front()),
+               *end = static_cast<const char*>(rows.pieces.back());
+    return written.touch(begin, end - begin + rows.d * kSize[rows.dtype]);
+  }
   for (size_t i = 0; i < rows.pieces.size(); ++i)
     if (written.touch(rows.pieces[i], rows.lengths[i % pieces] * kSize[rows.dtype])) return true;
   return false;
@@ -233,13 +239,14 @@ py::object py_aggregate(Args a) {
   int64_t covered = 0;
   for (size_t i = 0; i < outs.size(); ++i) {
     View v;
-    if (!read(PyList_GET_ITEM(targets.ptr(), i), &v) || !v.row_major()) return py::none();
+    if (!read_target(PyList_GET_ITEM(targets.ptr(), i), &v) || !v.row_major()) return py::none();
     if (subtract && v.dtype == kFloat16) return py::none();  // its range is small: Python looks at the result first
     outs[i] = {v.data, v.n, v.dtype};
     written.add(v.data, v.bytes());
     covered += v.n;
   }
-  if (covered != rows.d || rows.m == 0 || !written.disjoint() || touch(written, rows)) return py::none();
+  if (covered != rows.d || rows.m == 0 || !written.disjoint()) return py::none();
+  if (touch(written, rows, !PyTuple_Check(a.object(0).ptr()))) return py::none();
   const double* w = weights.is_none() ? nullptr : read_vector(weights, rows.m);
   const size_t m = static_cast<size_t>(rows.m);
   auto info = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, 2 * m * sizeof(double)));

@@ -154,7 +154,13 @@ void register_types(py::handle tensor, py::handle parameter) {
 
 namespace {
 
-bool read_any(py::handle object, View* view, Device device) {
+bool has_odd_stride(const View& view) {
+  for (int i = 0; i < view.dims; ++i)
+    if (view.shape[i] > 1 && view.strides[i] & 1) return true;
+  return false;
+}
+
+bool read_any(py::handle object, View* view, Device device, bool is_target = false) {
   PyTypeObject* const type = Py_TYPE(object.ptr());
   if (type != tensor_type && type != parameter_type) return false;
   if (!(exchange ? read_by_exchange(object, view, device) : read_by_methods(object, view, device))) return false;
@@ -163,7 +169,8 @@ bool read_any(py::handle object, View* view, Device device) {
   // No memory at all: zeros that are never stored, or a storage that was resized to nothing (its address is the
   // offset).
   if (view->n && reinterpret_cast<uintptr_t>(view->data) < kLowest) return false;
-  // The memory of a lazily negated tensor is not its value.
+  // The memory of a lazily negated tensor is not its value; it is mostly the imaginary part of a complex one.
+  if (is_target && has_odd_stride(*view)) return true;
   return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
 }
 
@@ -172,6 +179,8 @@ bool read_any(py::handle object, View* view, Device device) {
 bool read(py::handle object, View* view, Device device) {
   return read_any(object, view, device) && view->dtype != kInt64;
 }
+
+bool read_target(py::handle object, View* view) { return read_any(object, view, kCpu, true) && view->dtype != kInt64; }
 
 bool read_int64(py::handle object, View* view) { return read_any(object, view, kCpu) && view->dtype == kInt64; }
 

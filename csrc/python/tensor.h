@@ -35,6 +35,9 @@ void register_types(pybind11::handle tensor, pybind11::handle parameter);
 
 // False, and no exception, where `object` is not a plain dense tensor of that device and of a dtype that kernels take.
 bool read(pybind11::handle object, View* view, Device device = kCpu);
+// The same for a tensor that is to be written: a model's own memory. Whether a negation is pending is asked only where
+// the strides suggest it, because the question takes longer than the rest.
+bool read_target(pybind11::handle object, View* view);
 // The same for int64 on the CPU.
 bool read_int64(pybind11::handle object, View* view);
 

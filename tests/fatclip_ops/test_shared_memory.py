@@ -331,6 +331,16 @@ def test_a_float16_model_that_would_overflow_by_all_clients_together_stays():
     assert x.tolist() == [1.0, 2.0]
 
 
+def test_only_the_columns_of_float16_parameters_count():
+    x, y = torch.zeros(2, dtype=torch.float16), torch.zeros(2)
+    updates = torch.tensor([[1e6, 0.0, 1.0, 1.0], [2.0, 4.0, 1e9, 0.0]])
+    for given in (updates, list(updates), [[row[:2], row[2:]] for row in updates]):
+        x.zero_()
+        y.zero_()
+        assert FatClipServer([x, y], lr=1.0, lam=1e12).step(given).rejected == [0]
+        assert (x.tolist(), y.tolist()) == ([-2.0, -4.0], [-1e9, 0.0])
+
+
 def test_a_float16_model_raises_by_policy():
     x = torch.tensor([1.0, 2.0], dtype=torch.float16)
     with pytest.raises(ValueError, match=r"clients \[1\] sent nan or inf \(in the model's dtype\)"):
