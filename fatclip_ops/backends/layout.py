@@ -13,8 +13,23 @@ from torch.nn import Parameter
 from .types import Pieces, Rows, StepInputs
 
 T = TypeVar("T")
-# bump(tensors) reports to autograd that these were written to.
-bump: Callable[[list[Tensor]], None] = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+
+
+def _bump_one_by_one(tensors: list[Tensor]) -> None:
+    for t in tensors:
+        torch.autograd.graph.increment_version(t)
+
+
+def _find_bump() -> Callable[[list[Tensor]], None]:
+    """What reports to autograd that tensors were written to; older versions of torch take one at a time."""
+    try:
+        torch._C._increment_version([])
+    except (AttributeError, TypeError, RuntimeError):
+        return _bump_one_by_one
+    return torch._C._increment_version
+
+
+bump = _find_bump()
 
 
 def as_real(t: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def flat(tensors):
 @each_optimizer
 @pytest.mark.parametrize("delta", ["gradient", "displacement"])
 def test_against_the_paper(make, delta):
-    """Section 4: PI sends the sum of clipped gradients, PR the clipped sum; a displacement is eta_L times that."""
+    """PI sends the sum of clipped gradients, PR the clipped sum; a displacement is eta_L times that."""
     lam, eta_l, K = 3.0, 0.25, 4
     params = parameters(*SHAPES, dtype=F64)
     x_t = [wide(p) for p in params]

@@ -16,7 +16,7 @@ from fedsim.errors import InputError
 from fedsim.experiments import NAMES, find
 from fedsim.experiments.captions import describe_changes, describe_reading
 
-# What section 4 of the paper fixes, key by key; every cell of the paper preset must agree.
+# What the paper's experiments fix, key by key; every cell of the paper preset must agree.
 CIFAR10 = {
     "problem": "cifar10-cnn",
     "batch": 500,
