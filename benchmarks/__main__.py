@@ -8,7 +8,7 @@ COMMANDS = {
     "rounds": "a simulated round against a plain loop, pfl, fedjax and Flower",
     "growth": "a round with more clients, steps and parameters",
     "engines": "fedsim's two engines on every model",
-    "gpu": "tests and speed of the CUDA kernels, for somebody with a GPU",
+    "gpu": "tests and speed of the CUDA kernels, for users with a GPU",
 }
 
 

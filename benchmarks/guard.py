@@ -1,4 +1,4 @@
-"""Tells where ratios are worse than the committed ones; ratios, because times belong to a machine, and only tells."""
+"""Reports where ratios are worse than the committed ones; ratios, because times belong to a machine. It never fails."""
 
 import json
 from pathlib import Path

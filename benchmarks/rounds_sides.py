@@ -133,7 +133,7 @@ class Side:
 
 
 def _born(pid: int) -> str | None:
-    """When a process was started, as the kernel counts: tells it from a later one with the same id."""
+    """When a process was started, as the kernel counts: distinguishes it from a later one with the same id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -1,7 +1,7 @@
 """What a round is timed on: the paper's models and data, and the file that gives every side the same round.
 
 A file holds the data, the first model and the exact batches of a few rounds, as fedsim draws them; peers/exported.py
-tells how it is laid out and reads it without fedsim.
+describes its layout and reads it without fedsim.
 """
 
 import json
