@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import backends, library
 from .backends import read_number, reference, select, select_update
-from .backends.types import Pieces, Rows, map_rows
+from .backends.types import Pieces, Rows, map_rows, tensors_of
 from .checks import (
     check_choice,
     check_floating,
@@ -107,7 +107,7 @@ def clip_and_aggregate(
     if factor == 1:
         return _clip_and_aggregate(rows, lam, w, reduce)
     wide = map_rows(lambda t: t.to(torch.float64), rows)
-    return (_clip_and_aggregate(wide, lam, w, reduce) * factor).to(_first(rows).dtype)
+    return (_clip_and_aggregate(wide, lam, w, reduce) * factor).to(tensors_of(rows)[0].dtype)
 
 
 def aggregate(
@@ -131,7 +131,7 @@ def aggregate(
     """
     check_choice("reduce", reduce, ("mean", "sum"))
     rows = read_rows("matrix", matrix)
-    first = _first(rows)
+    first = tensors_of(rows)[0]
     if out is None:
         out = torch.empty(first.shape[-1], dtype=first.dtype, device=first.device)
     check_floating("out", out)
@@ -154,7 +154,7 @@ def _run(name: str, tensors: list[Tensor], arguments: list[Any], in_place: bool 
 
 
 def _clip_and_aggregate(rows: Rows, lam: Any, weights: Tensor | None, reduce: str) -> Tensor:
-    backend = select(*(rows.tensors if isinstance(rows, Pieces) else [rows]))
+    backend = select(*tensors_of(rows))
     if backend is reference:
         return reference.clip_and_aggregate(_stacked(rows), lam, weights, reduce)
     result = None if backend is None else backends.clip_and_aggregate(backend, rows, lam, weights, reduce)
@@ -166,10 +166,6 @@ def _read(value: Any, check: Callable[[Any], float]) -> Any:
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return value
     return read_number(value, check)
-
-
-def _first(rows: Rows) -> Tensor:
-    return rows.tensors[0] if isinstance(rows, Pieces) else rows
 
 
 def _stacked(rows: Rows) -> Tensor:

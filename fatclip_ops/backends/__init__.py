@@ -14,7 +14,7 @@ from torch.autograd import forward_ad as _forward_ad
 from torch.nn import Parameter
 
 from . import cpu, cuda, reference
-from .types import Backend, Pieces, Rows
+from .types import Backend, Rows, tensors_of
 
 _compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -64,7 +64,7 @@ def read_number(value: Any, check: Callable[[Any], float]) -> Any:
 
 def clip_and_aggregate(backend: Backend, rows: Rows, lam: Any, weights: Tensor | None, reduce: str) -> Tensor | None:
     """The aggregate of a matrix or of flat rows as a new tensor, by the kernels of a backend."""
-    first = rows.tensors[0] if isinstance(rows, Pieces) else rows
+    first = tensors_of(rows)[0]
     out = torch.empty(first.shape[-1], dtype=first.dtype, device=first.device)
     done = backend.aggregate(rows, [out], lam, weights, reduce == "mean", False, False, 1.0)
     return None if done is None else out

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .types import Pieces, Rows, StepInputs
+from .types import Pieces, Rows, StepInputs, tensors_of
 
 T = TypeVar("T")
 
@@ -177,11 +177,11 @@ def aggregate_on_copies(aggregate: Callable[..., T | None], rows: Rows, targets:
 
     None where nothing had to be copied, so the refusal is final.
     """
-    if not all(t.layout is torch.strided for t in _tensors(rows)):
+    if not all(t.layout is torch.strided for t in tensors_of(rows)):
         return None
-    for t in _tensors(rows):
+    for t in tensors_of(rows):
         check_memory(t)
-    tensors = _tensors(rows)
+    tensors = tensors_of(rows)
     dtype = functools.reduce(torch.promote_types, {t.dtype for t in tensors})
     shared = touching(tensors, targets)
     fits = [t.dtype == dtype and _is_row_major(t) and not s for t, s in zip(tensors, shared, strict=True)]
@@ -198,10 +198,6 @@ def aggregate_on_copies(aggregate: Callable[..., T | None], rows: Rows, targets:
             if plain is not target:
                 target.copy_(plain)
     return result
-
-
-def _tensors(rows: Rows) -> list[Tensor]:
-    return rows.tensors if isinstance(rows, Pieces) else [rows]
 
 
 def _is_row_major(t: Tensor) -> bool:

@@ -141,6 +141,10 @@ def count_rows(rows: Rows) -> int:
     return len(rows.tensors) // rows.per_row if isinstance(rows, Pieces) else rows.shape[0]
 
 
+def tensors_of(rows: Rows) -> list[Tensor]:
+    return rows.tensors if isinstance(rows, Pieces) else [rows]
+
+
 def map_rows(function: Callable[[Tensor], Tensor], rows: Rows) -> Rows:
     """The same rows with a function applied to every tensor."""
     if isinstance(rows, Pieces):
