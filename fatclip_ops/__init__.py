@@ -12,6 +12,7 @@ from .functional import aggregate, batched_clipped_sgd_, clip_and_aggregate, cli
 from .optim import FatClipOptimizer, FatClipPI, FatClipPR
 from .results import Aggregate, ServerResult
 from .server import FatClipServer
+from .thresholds import Quantile, Threshold
 
 __all__ = [
     "Aggregate",
@@ -19,7 +20,9 @@ __all__ = [
     "FatClipPI",
     "FatClipPR",
     "FatClipServer",
+    "Quantile",
     "ServerResult",
+    "Threshold",
     "aggregate",
     "backend",
     "batched_clipped_sgd_",
