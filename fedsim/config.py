@@ -22,6 +22,7 @@ CHOICES: dict[str, Collection[str]] = {
     "engine": ("auto", "sequential", "stacked"),
     "dtype": ("float32", "float64"),
     "on_client_error": ("stop", "reject"),
+    "nonfinite": ("reject", "propagate"),
 }
 
 Rule = tuple[Callable[[Any], bool], str]
@@ -86,6 +87,7 @@ class Config:
     device: str = "cpu"
     eval_every: int = 1
     on_client_error: str = "stop"
+    nonfinite: str = "reject"  # a client's update with nan or inf: left out of the sum, or the end of the model
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -8,9 +8,19 @@ if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothin
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, distinct for every kind of colour vision; dashes and markers are distinct in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), "-")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "FedAvg": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "FAT-Clipping-PR": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    "FAT-Clipping-PI": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"color": "#CC79A7", "linestyle": "-", "marker": "D"},
+    {"color": "#E69F00", "linestyle": "--", "marker": "v"},
+    {"color": "#56B4E9", "linestyle": "-.", "marker": "P"},
+    {"color": "#000000", "linestyle": ":", "marker": "X"},
+)
+GREY = "#444444"
+COLOURS = tuple(style["color"] for style in (*ALGORITHMS.values(), *OTHERS))
 SETTINGS: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -50,6 +60,10 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def line_style(number: int, **more: Any) -> dict[str, Any]:
-    """Colour, dashes and marker of the line of that number."""
-    return {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKERS[number], "markersize": 5} | more
+def style_of(level: str, number: int = 0) -> dict[str, Any]:
+    """Colour, dashes and marker: an algorithm's are the same in every figure, other levels go by their number.
+
+    >>> style_of("FedAvg, lam by quantile")["color"] == style_of("FedAvg")["color"]
+    True
+    """
+    return ALGORITHMS.get(level.partition(",")[0]) or OTHERS[number % len(OTHERS)]

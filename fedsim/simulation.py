@@ -1,5 +1,6 @@
 """A simulation: communication rounds of one configuration, each with a record; its state is x and a round number."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,6 +73,8 @@ class Simulation:
             raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
         began, clock = time.perf_counter(), Clock()
         result = self._rounds.run(self.rounds_done, self._x, observer, clock)
+        if self.config.nonfinite == "propagate":
+            result.total[result.accepted < self.config.participating] = math.nan
         self.algorithm.server_step(self._x.view(len(self.seeds), -1), result.total, result.accepted)
         self.rounds_done += 1
         clock.lap("aggregate")
@@ -91,9 +94,12 @@ class Simulation:
     def _evaluates(self) -> bool:
         return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds
 
-    def evaluate(self) -> dict[str, Any]:
-        """Loss and accuracy on the test set (the noise-free loss of the quadratic), one entry per seed."""
-        loss, accuracy = self._rounds.evaluate(self._x)
+    def evaluate(self, *, start: bool = False) -> dict[str, Any]:
+        """Loss and accuracy on the test set (the noise-free loss of the quadratic), one entry per seed.
+
+        start: of the model before the first round.
+        """
+        loss, accuracy = self._rounds.evaluate(self._rounds.start() if start else self._x)
         return {"loss": loss, "accuracy": accuracy}
 
     def state_dict(self) -> dict[str, Tensor | int]:

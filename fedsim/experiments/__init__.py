@@ -9,14 +9,15 @@ from .grid import Experiment
 NAMES = (
     "synthetic-cauchy",
     "synthetic-alpha",
-    "cifar10-noise",
     "cifar10-alpha",
     "cifar10-failure",
     "cifar10-success",
+    "cifar10-stability",
     "shakespeare-alpha",
-    "shakespeare-noise",
     "mnist-alpha-error",
+    "tail-estimators",
     "rates",
+    "control",
 )
 
 

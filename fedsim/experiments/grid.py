@@ -13,7 +13,7 @@ from ..table import Table
 from .captions import describe_changes, describe_reading
 
 if TYPE_CHECKING:
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Experiment:
         axes: the grid; every combination of their levels is a cell, times the seeds.
         seeds: how many seeds each preset runs. default: the preset that runs when none is named.
         measure: what is observed and what a table row holds.
-        figure: draws the results.
+        figure: draws the results; more: further figures, by what is added to the name of the file.
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
         table: makes the table itself, where one row per combination of levels will not do.
@@ -69,7 +69,8 @@ class Experiment:
     paper: Mapping[str, Any]
     axes: tuple[Axis, ...]
     measure: Measurement
-    figure: Callable[[list[CellResult]], "SubFigure"]
+    figure: Callable[[list[CellResult]], "Figure"]
+    more: Mapping[str, Callable[[list[CellResult]], "Figure"]] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: {"quick": 1, "paper": 1})
     default: str = "quick"
@@ -81,7 +82,10 @@ class Experiment:
     def cells(
         self, preset: str, seeds: int | None = None, settings: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Cell]:
-        """The grid as a list of cells, in order; every setting is checked before anything runs."""
+        """The grid as a list of cells, in order; every setting is checked before anything runs.
+
+        All cells of a seed come before the next seed, so that a run that is stopped has whole trials.
+        """
         count = self.seeds[preset] if seeds is None else seeds
         if count < 1:
             raise InputError(f"--seeds must be at least 1, got {count}")
@@ -90,7 +94,7 @@ class Experiment:
         for levels in itertools.product(*(axis.levels.items() for axis in self.axes)):
             named = {axis.name: level for axis, (level, _) in zip(self.axes, levels, strict=True)}
             cells.extend(self._seeded(named, [values for _, values in levels], preset, count, settings))
-        return [cell for cell in cells if self._chosen(cell, only)]
+        return sorted((cell for cell in cells if self._chosen(cell, only)), key=lambda cell: cell.seeds)
 
     def _seeded(
         self,

@@ -7,7 +7,7 @@ from ..cells import CellResult
 from ..config import Config
 from ..measure import GradientNorm
 from ..table import Table
-from .grid import Axis, Experiment
+from .grid import Axis, Experiment, axis
 from .synthetic_cauchy import QUADRATIC
 
 BASE = {"clients": 8, "local_steps": 4, "rounds": 500}
@@ -25,38 +25,34 @@ def chosen(config: Config) -> dict[str, Any]:
     return {"lam": choice.lam, "eta": choice.eta_eta_l, "eta_l": choice.eta_l_max}
 
 
-def slopes(results: list[CellResult]) -> Table:
-    """The slope of log error against log size for every algorithm and letter, next to theory's exponent."""
-    rows = []
-    for algorithm in dict.fromkeys(o.cell.levels["algorithm"] for o in results):
-        for letter in LETTERS:
-            sizes, errors = figures.line(results, algorithm, letter)
-            if len(sizes) < 2:
-                continue
-            config = next(o.cell.config for o in results if o.cell.levels["algorithm"] == algorithm)
-            power = theory.exponents(config.algorithm, config.noise_alpha)[letter]
-            text = ", ".join(f"{size}: {error:.3f}" for size, error in zip(sizes, errors, strict=True))
-            rows.append([algorithm, letter, figures.slope(sizes, errors), power, text])
-    return Table(["algorithm", "along", "slope", "theory", "error at each size"], rows)
+def tabulate(results: list[CellResult]) -> Table:
+    """The slope of log error against log size for every alpha, algorithm and letter, next to theory's exponent."""
+    rows = [
+        [*key, one.slope, f"{one.low:.3f}, {one.high:.3f}", one.theory, one.least, 100 * one.clipped]
+        for key, one in figures.lines(results, list(LETTERS)).items()
+    ]
+    return Table(["alpha", "algorithm", "along", "slope", "interval", "theory", "slope of least", "clipped %"], rows)
 
 
 EXPERIMENT = Experiment(
     name="rates",
     code="E8",
     title="Empirical rates on the quadratic next to the theorems'",
-    paper=QUADRATIC | {"noise": "stable", "noise_alpha": 1.5, "noise_scale": 1.0, "reduce": "mean"},
-    axes=(Axis("algorithm", ALGORITHMS, ("algorithm",)), Axis("point", POINTS, ("clients", "local_steps", "rounds"))),
+    paper=QUADRATIC | {"noise": "stable", "noise_scale": 1.0, "reduce": "mean"},
+    axes=(
+        axis("alpha", "noise_alpha", (1.2, 1.5, 1.8, 2.0)),
+        Axis("algorithm", ALGORITHMS, ("algorithm",)),
+        Axis("point", POINTS, ("clients", "local_steps", "rounds")),
+    ),
     derive=chosen,
     measure=GradientNorm(),
-    table=slopes,
-    figure=lambda results: figures.rates(results, LETTERS, theory.exponents),
-    quick={},
+    table=tabulate,
+    figure=lambda results: figures.slopes(results, list(LETTERS)),
     seeds={"quick": 20, "paper": 40},
     default="paper",
     notes=(
         "Error: the root of the mean over all rounds of E||grad f(x_t)||^2; lam, eta * eta_L and the largest eta_L are "
-        "those of the non-convex theorems.",
-        "The theorems bound the least E||grad f(x_t)||^2 from above. Taken as the error, or with the first rounds left "
-        "out, it gives PR a falling slope in K (-0.37 over 20 seeds); the others stay within 0.05 of theory.",
+        "those of the non-convex theorems. Slope of least: of the least E||grad f(x_t)||^2 over rounds instead, which "
+        "is what the theorems bound.",
     ),
 )

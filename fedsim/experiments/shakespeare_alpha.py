@@ -1,9 +1,8 @@
-"""E6: the tail index of the pseudo-gradient noise of the Shakespeare LSTM for every amount of local work."""
+"""E6: the pseudo-gradient noise of the Shakespeare LSTM: its tail index and its norms, for all local work."""
 
 from .. import figures
 from ..measure import Noise
-from .cifar10_alpha import NULLS
-from .cifar10_noise import CENTRE
+from .cifar10_alpha import CENTRE, NULLS
 from .grid import WORK, Experiment
 
 SHAKESPEARE = {
@@ -19,17 +18,16 @@ SHAKESPEARE = {
     "eval_every": 75,
     "workers": 2,
 }
-QUICK = {"clients": 24, "samples_per_client": 40, "rounds": 8, "eval_every": 8}
-SAID = "In the paper alpha is below 2 and rises with the number of epochs."
 
 EXPERIMENT = Experiment(
     name="shakespeare-alpha",
     code="E6",
-    title="Shakespeare: tail index of the pseudo-gradient noise",
+    title="Shakespeare: tail index and norms of the pseudo-gradient noise",
     paper=SHAKESPEARE,
-    quick=QUICK,
+    quick={"clients": 48, "samples_per_client": 40, "rounds": 10, "eval_every": 10},
     axes=(WORK,),
     measure=Noise(),
     figure=lambda results: figures.tail_indexes(results, x="work", label="local work"),
-    notes=(CENTRE, NULLS, SAID),
+    more={"-norms": lambda results: figures.histograms(results, columns="work")},
+    notes=(CENTRE, NULLS, "In the paper alpha is below 2 and rises with the number of epochs."),
 )

@@ -1,33 +1,35 @@
-"""The figures: one function per kind, each from results to a matplotlib figure."""
+"""The figures: one function per kind, each from results to a matplotlib figure; titles and notes stay outside."""
 
 from pathlib import Path
 
 from ..cells import CellResult
 from ..experiments.grid import Experiment
 from ..plotting import styled
+from . import page
 from .curves import curves
-from .failures import failures, successes
 from .noise import alpha_errors, histograms, tail_indexes
-from .page import write
-from .rates import line, rates, slope
+from .rates import lines, slope, slopes
+from .trials import failures, outcomes, stability
 
 __all__ = [
     "alpha_errors",
     "curves",
     "failures",
     "histograms",
-    "line",
-    "rates",
+    "lines",
+    "outcomes",
     "save",
     "slope",
-    "successes",
+    "slopes",
+    "stability",
     "tail_indexes",
 ]
 
 
 def save(experiment: Experiment, results: list[CellResult], out: Path) -> list[Path]:
-    """Draws an experiment's figure and saves it as PNG and SVG, with its captions below."""
+    """Draws the figures of an experiment and saves each as PNG and SVG."""
+    paths = []
     with styled():
-        figure = experiment.figure(results)
-        title = f"{experiment.code}  {experiment.title}"
-        return write(figure, out, experiment.name, title, experiment.captions(results))
+        for suffix, draw in {"": experiment.figure, **experiment.more}.items():
+            paths += page.save(draw(results), out, f"{experiment.name}{suffix}")
+    return paths

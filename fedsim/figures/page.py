@@ -1,19 +1,21 @@
-"""The page of a figure: a grid of axes with a title above and captions below, saved as PNG and SVG."""
+"""What figures share: grids of axes, plain ticks, marks at the edge, and the files they are saved as."""
 
 import io
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..plotting import new_figure
+import numpy as np
+
+from ..plotting import GREY, new_figure
 from ..run.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure
 
 PANEL = (4.4, 3.2)  # inches
+ROUND = "communication round $t$"
 
 
 def panels(
@@ -23,32 +25,73 @@ def panels(
     size: tuple[float, float] = PANEL,
     share_x: Any = False,
     share_y: Any = False,
-) -> tuple["SubFigure", list[list["Axes"]]]:
-    """A figure with a grid of axes, on a page with room below it for captions, also where its legend is outside."""
-    page = new_figure(size[0] * columns, size[1] * rows)
-    figure: Any = page.subfigures(1, 1)
+) -> tuple["Figure", list[list["Axes"]]]:
+    """A figure with a grid of axes."""
+    figure = new_figure(size[0] * columns, size[1] * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
 
 
-def write(figure: "SubFigure", out: Path, name: str, title: str, notes: Sequence[str]) -> list[Path]:
-    """Adds title and captions, and saves the page as PNG and SVG."""
-    page: Any = figure.figure
-    width, height = page.get_size_inches()
-    lines = [line for note in notes for line in textwrap.wrap(note, int(width * 19))]
-    heights = (height + 0.3, 0.16 * len(lines) + 0.08)
-    page.set_size_inches(width, sum(heights))
-    share = heights[1] / sum(heights)
-    page.get_layout_engine().set(rect=(0, share, 1, 1 - share))
-    figure.suptitle(title, fontsize=10.5)
-    small = {"fontsize": 6.8, "color": "#444444", "va": "bottom", "linespacing": 1.25}
-    page.text(0.012, 0.05 / sum(heights), "\n".join(lines), **small)
-    page.draw_without_rendering()
-    page.set_layout_engine("none")  # laid out once is enough for both files
+def legend_below(figure: "Figure", ax: "Axes", title: str | None = None, most: int = 6) -> None:
+    """The legend of one panel for all of them, outside the axes."""
+    handles, names = ax.get_legend_handles_labels()
+    columns = min(most, len(names))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
+
+
+def count_rounds(ax: "Axes") -> None:
+    """An x axis of communication rounds: integers, from round 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.set_xlim(left=0)
+    ax.set_xlabel(ROUND)
+
+
+def plain_log(ax: "Axes") -> None:
+    """A logarithmic y axis whose ticks are plain numbers, as long as those are short."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    if high < 1e5 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def mark_levels(ax: "Axes", levels: Sequence[str], label: str) -> None:
+    """An x axis of levels."""
+    ax.set_xticks(range(len(levels)), levels)
+    ax.set_xlabel(label)
+    ax.grid(axis="x", visible=False)
+
+
+def points(ax: "Axes", x: Any, y: Any, top: float, **style: Any) -> None:
+    """Points below `top`; those above it are arrows at the edge."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    above = y > top
+    ax.plot(x[~above], y[~above], **style)
+    edge = style | {"marker": "^", "label": None, "linestyle": "", "clip_on": False}
+    ax.plot(x[above], np.full(int(above.sum()), top), **edge)
+
+
+def level_line(ax: "Axes", y: float, label: str) -> None:
+    """A thin line at one height, with its name in the legend."""
+    ax.axhline(y, color=GREY, linewidth=0.9, linestyle=":", label=label, zorder=1)
+
+
+def save(figure: "Figure", out: Path, name: str) -> list[Path]:
+    """Saves a figure as PNG and SVG, without dates or versions in them: the same numbers give the same bytes."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once is enough for both files
     paths = []
-    for kind, options in (("png", {"dpi": 200, "metadata": {"Software": None}}), ("svg", {"metadata": {"Date": None}})):
+    for kind, options in (
+        ("png", {"dpi": 200, "metadata": {"Software": None}}),
+        ("svg", {"metadata": {"Date": None, "Creator": None}}),
+    ):
         buffer = io.BytesIO()
-        page.savefig(buffer, format=kind, **options)
+        figure.savefig(buffer, format=kind, **options)
         write_atomic(out / f"{name}.{kind}", buffer.getvalue())
         paths.append(out / f"{name}.{kind}")
     return paths

@@ -1,27 +1,35 @@
-"""Errors against clients, local steps and rounds on two logarithmic scales, with the theorems' slopes beside them."""
+"""E8: errors against clients, local steps and rounds on two logarithmic scales, and their slopes next to theory's."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cells import CellResult, levels_of
-from ..plotting import COLOURS, line_style
-from .page import panels
+from ..cells import CellResult, levels_of, select
+from ..plotting import style_of
+from ..theory import exponents
+from .page import legend_below, level_line, panels
 
 if TYPE_CHECKING:
-    from matplotlib.figure import SubFigure
+    from matplotlib.figure import Figure
+
+NAMES = {"m": "clients $m$", "K": "local steps $K$", "T": "rounds $T$"}
+_RESAMPLED = 500
 
 
-def line(results: Sequence[CellResult], algorithm: str, letter: str) -> tuple[list[int], list[float]]:
-    """The sizes and errors of one algorithm along one letter, in order of size."""
-    found = []
-    for result in results:
-        name, _, size = result.cell.levels["point"].partition("=")
-        if result.cell.levels["algorithm"] == algorithm and name == letter:
-            found.append((int(size), float(result.measured["error"])))
-    found.sort()
-    return [size for size, _ in found], [error for _, error in found]
+@dataclass(frozen=True)
+class Line:
+    """The errors of one algorithm along one letter: their slope with its 95 % interval over seeds, and theory's."""
+
+    sizes: list[int]
+    errors: list[float]
+    slope: float
+    low: float
+    high: float
+    theory: float
+    least: float  # the slope of the least error over rounds, which is what the theorems bound
+    clipped: float  # the share of norms that were clipped, over all sizes
 
 
 def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
@@ -33,29 +41,67 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
 
-def rates(
-    results: Sequence[CellResult], letters: Mapping[str, str], exponents: Callable[[str, float], Mapping[str, float]]
-) -> "SubFigure":
-    """One panel per letter: measured errors with their fitted slope, and a dotted line of the theorem's slope."""
-    figure, axes = panels(1, len(letters), size=(3.3, 3.2), share_y=True)
-    names = {"clients": "clients $m$", "local_steps": "local steps $K$", "rounds": "rounds $T$"}
+def lines(results: Sequence[CellResult], letters: Sequence[str]) -> dict[tuple[str, str, str], Line]:
+    """A line for every alpha, algorithm and letter with two sizes or more."""
+    found = {}
+    for alpha in levels_of(results, "alpha"):
+        for algorithm in levels_of(results, "algorithm"):
+            shown = select(results, {"alpha": alpha, "algorithm": algorithm})
+            for letter in letters:
+                points = [o for o in shown if o.cell.levels["point"].startswith(f"{letter}=")]
+                points.sort(key=lambda o: int(o.cell.levels["point"].partition("=")[2]))
+                if len(points) > 1:
+                    found[alpha, algorithm, letter] = _line(points, letter)
+    return found
+
+
+def _line(points: Sequence[CellResult], letter: str) -> Line:
+    sizes = [int(o.cell.levels["point"].partition("=")[2]) for o in points]
+    squares = [np.array(o.measured["squares"]) for o in points]
+    errors = [float(np.sqrt(values.mean())) for values in squares]
+    rng = np.random.default_rng(0)
+    again = np.stack([np.sqrt(rng.choice(values, (_RESAMPLED, len(values))).mean(1)) for values in squares])
+    low, high = np.quantile(np.polyfit(np.log(sizes), np.log(again), 1)[0], (0.025, 0.975))
+    config = points[0].cell.config
+    return Line(
+        sizes,
+        errors,
+        slope(sizes, errors),
+        float(low),
+        float(high),
+        exponents(config.algorithm, config.noise_alpha)[letter],
+        slope(sizes, [o.measured["least"] for o in points]),
+        float(np.mean([o.measured["clipped"] for o in points])),
+    )
+
+
+def slopes(results: Sequence[CellResult], letters: Sequence[str]) -> "Figure":
+    """Slope against alpha, one panel per letter: measured with its interval, theory's exponents as a line."""
+    found = lines(results, letters)
+    figure, axes = panels(1, len(letters), size=(3.2, 3.1), share_y=True)
+    alphas = levels_of(results, "alpha")
     for ax, letter in zip(axes[0], letters, strict=True):
+        level_line(ax, 0, "no effect")
         for number, algorithm in enumerate(levels_of(results, "algorithm")):
-            sizes, errors = line(results, algorithm, letter)
-            if not sizes:
-                continue
-            config = next(o.cell.config for o in results if o.cell.levels["algorithm"] == algorithm)
-            power = exponents(config.algorithm, config.noise_alpha)[letter]
-            fitted = f"{slope(sizes, errors):+.2f}" if len(sizes) > 1 else "-"
-            short = algorithm.rpartition("-")[2]
-            ax.plot(sizes, errors, **line_style(number), label=f"{short}: slope {fitted}, theory {power:+.2f}")
-            # the theorem's line goes through the middle of the measured one: only slopes are compared
-            middle = np.exp(np.mean(np.log(errors)) + power * (np.log(sizes) - np.mean(np.log(sizes))))
-            ax.plot(sizes, middle, color=COLOURS[number], linestyle=":", linewidth=1)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xlabel(names[letters[letter]])
-        if ax.lines:
-            ax.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    axes[0][0].set_ylabel(r"error $(\overline{E\|\nabla f(x_t)\|^2})^{1/2}$")
+            style, shown = (
+                style_of(algorithm),
+                [found[a, algorithm, letter] for a in alphas if (a, algorithm, letter) in found],
+            )
+            at = [float(a) + 0.012 * (2 * number - 1) for a in alphas if (a, algorithm, letter) in found]
+            spread = np.array([[o.slope - o.low, o.high - o.slope] for o in shown]).T.reshape(2, -1)
+            marks = {"color": style["color"], "marker": style["marker"], "linestyle": "", "capsize": 2.5}
+            ax.errorbar(at, [o.slope for o in shown], yerr=np.abs(spread), **marks, label=f"{algorithm}: measured")
+            ax.plot(
+                at,
+                [o.theory for o in shown],
+                color=style["color"],
+                linestyle=style["linestyle"],
+                label=f"{algorithm}: theory",
+            )
+        ax.set_xticks([float(a) for a in alphas])
+        ax.set_xlabel(r"tail index $\alpha$ of the noise")
+        ax.set_title(f"slope along {NAMES[letter]}")
+    axes[0][0].set_ylabel("slope of log error")
+    seeds = len(results[0].cell.seeds)
+    legend_below(figure, axes[0][0], f"95 % bootstrap intervals over {seeds} seeds", most=3)
     return figure

@@ -1,18 +1,19 @@
 """The measurements of the experiments."""
 
-from .base import Failure, FinalLoss, GradientNorm, Measurement, failed_at, middle, quartiles
+from .base import OUTCOMES, FinalLoss, GradientNorm, Measurement, Trial, judge_trial, middle, quartiles
 from .noise import AlphaError, Noise, NoiseObserver, histogram
 
 __all__ = [
+    "OUTCOMES",
     "AlphaError",
-    "Failure",
     "FinalLoss",
     "GradientNorm",
     "Measurement",
     "Noise",
     "NoiseObserver",
-    "failed_at",
+    "Trial",
     "histogram",
+    "judge_trial",
     "middle",
     "quartiles",
 ]

@@ -33,7 +33,7 @@ class FinalLoss(Measurement):
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         last = records[-1] if records else sim.evaluate()
-        return {"loss": last["loss"], "accuracy": last["accuracy"], "diverged": [not _finite(v) for v in last["loss"]]}
+        return {"start": sim.evaluate(start=True), "loss": last["loss"], "accuracy": last["accuracy"]}
 
     def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
         losses = sorted(v if _finite(v) else math.inf for result in group for v in result.measured["loss"])
@@ -42,68 +42,90 @@ class FinalLoss(Measurement):
 
 
 class GradientNorm(Measurement):
-    """The theorems' error of a quadratic run: the root of E||grad f(x_t)||^2, the mean taken over seeds and rounds."""
+    """The theorems' error of a quadratic run, E||grad f(x_t)||^2.
+
+    squares: of every seed, the mean over rounds. least: the root of the least over rounds of the mean over seeds.
+    clipped: the share of norms that were clipped.
+    """
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         squares = 2 * np.array([r["loss"] for r in records], dtype=np.float64)  # grad f(x) = x and f(x) = ||x||^2 / 2
-        return {"error": float(np.sqrt(squares.mean()))}
+        return {
+            "squares": squares.mean(0).tolist(),
+            "least": float(np.sqrt(squares.mean(1).min())),
+            "clipped": float(np.mean([r["clipped"] for r in records])),
+        }
 
-    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
-        return {"error": middle([result.measured for result in group], "error")}
+
+OUTCOMES = ("learns", "never learns", "collapses")
 
 
-class Failure(Measurement):
-    """Whether the run failed catastrophically, and the highest and last accuracy.
-
-    A run fails when its accuracy, having risen to at least twice chance, falls to at most 1.2 times chance and stays
-    there for the rest of the run, or when any value is not finite (a client's update that had to be rejected counts).
-    """
+class Trial(Measurement):
+    """What became of a trial, with the server's rejection of updates that are not finite and without it."""
 
     TEXT = (
-        "Catastrophic failure: accuracy, after having reached twice chance, falls to at most 1.2 x chance and stays "
-        "there to the end of the run, or any value is not finite."
+        "A trial learns when its accuracy reaches twice chance and ends above 1.5 x chance. It collapses when "
+        "accuracy, having reached twice chance, falls to at most 1.2 x chance for the rest of the run, or when the "
+        "model is not finite. Otherwise it never learns."
     )
 
     def __init__(self, classes: int) -> None:
         self.chance = 1 / classes
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
-        known = [r["accuracy"][0] for r in records if r["accuracy"][0] is not None]
-        best, last = (max(known), known[-1]) if known else (None, None)
-        return {"failed": failed_at(records, self.chance), "best": best, "last": last}
+        return {"start": sim.evaluate(start=True)} | judge_trial(records, self.chance)
 
     def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
-        failed = [result.measured["failed"] for result in group]
-        good = sum(round_ is None for round_ in failed)
-        return {
-            "trials": len(group),
-            "success %": 100 * good / len(group),
-            "failed in round": ", ".join(str(round_) for round_ in failed if round_ is not None) or "-",
-            "best accuracy": middle([result.measured for result in group], "best"),
-            "last accuracy": middle([result.measured for result in group], "last"),
-        }
+        found = [result.measured for result in group]
+        row: dict[str, Any] = {"trials": len(found)}
+        for key, suffix in (("outcome", ""), ("unguarded", ", no rejection")):
+            row |= {f"{name}{suffix}": sum(one[key] == name for one in found) for name in OUTCOMES}
+        rounds = [str(one["collapsed"]) for one in found if one["collapsed"] is not None]
+        row |= {"collapsed in round": ", ".join(rounds) or "-"}
+        return row | {f"{key} accuracy": middle(found, key) for key in ("best", "last")}
 
 
-def failed_at(records: Sequence[dict[str, Any]], chance: float) -> int | None:
-    """The round in which a run failed catastrophically (see Failure), or None.
+def judge_trial(records: Sequence[dict[str, Any]], chance: float) -> dict[str, Any]:
+    """The outcome of a run and the round of its collapse; the same without rejection; the best and last accuracy.
+
+    Without rejection, the run ends with the first update that is not finite, and is the same up to it.
 
     >>> seen = ((1, 0.3), (2, 0.1), (3, 0.11))
-    >>> failed_at([{"round": t, "accuracy": [a], "loss": [1.0], "rejected": []} for t, a in seen], 0.1)
+    >>> judge_trial([{"round": t, "accuracy": [a], "loss": [1.0], "rejected": []} for t, a in seen], 0.1)["collapsed"]
     2
     """
+    known = [r for r in records if r["accuracy"][0] is not None]
+    accuracies = [r["accuracy"][0] for r in known]
+    best, last = (max(accuracies), accuracies[-1]) if known else (None, None)
+    outcome, collapsed = _outcome(known, chance)
+    broken = next((int(r["round"]) for r in records if r["rejected"]), None)
+    first = [r for r in (collapsed, broken) if r is not None]
+    return {
+        "outcome": outcome,
+        "collapsed": collapsed,
+        "unguarded": "collapses" if first else outcome,
+        "broken": min(first, default=None),
+        "best": best,
+        "last": last,
+    }
+
+
+def _outcome(known: Sequence[dict[str, Any]], chance: float) -> tuple[str, int | None]:
+    """Of the rounds that were evaluated: one of OUTCOMES, and the round of a collapse."""
     since, risen = None, False
-    for record in records:
-        if record["rejected"] or not all(_finite(v) for v in record["loss"] if v is not None):
-            return int(record["round"])
+    for record in known:
+        if not all(_finite(v) for v in record["loss"]):
+            return "collapses", int(record["round"])
         accuracy = record["accuracy"][0]
-        if accuracy is None:
-            continue
         risen = risen or accuracy >= 2 * chance
         if not (risen and accuracy <= 1.2 * chance):
             since = None
         elif since is None:
             since = int(record["round"])
-    return since
+    if since is not None:
+        return "collapses", since
+    learned = risen and known[-1]["accuracy"][0] > 1.5 * chance
+    return "learns" if learned else "never learns", None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

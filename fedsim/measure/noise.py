@@ -17,7 +17,7 @@ from ..table import show
 from ..tail import OVER, TailStream
 from .base import Measurement, middle
 
-INTERVAL, NULLS = ("low", "high"), ("gaussian_null", "flipped_null")
+INTERVAL, NULLS = ("low", "high"), ("gaussian_null", "flipped_null", "scaled_null")
 
 
 class NoiseObserver:
@@ -86,8 +86,8 @@ class Noise(Measurement):
         for name in self.over:
             index = [result.measured["alpha"][name] for result in group]
             row[f"alpha ({name})"] = middle(index, "alpha")
-            row |= {"interval": _pair(index, INTERVAL)} if name == self.over[0] else {}
-            row[f"nulls ({name})"] = _pair(index, NULLS)
+            row |= {"interval": _listed(index, INTERVAL)} if name == self.over[0] else {}
+            row[f"nulls ({name})"] = _listed(index, NULLS)
         norms = [result.measured["norms"] for result in group]
         row |= {"Hill": middle(index, "hill"), "median norm": middle(norms, "median"), "max norm": middle(norms, "max")}
         return row
@@ -117,7 +117,7 @@ class AlphaError(Measurement):
             if name == self.over[0]:
                 mean, full = ([one[kind] for one in found] for kind in ("mean", "full"))
                 row |= {"alpha, mean": middle(mean, "alpha"), "alpha, full": middle(full, "alpha")}
-                row |= {"interval": _pair(full, INTERVAL), "nulls": _pair(full, NULLS)}
+                row |= {"interval": _listed(full, INTERVAL), "nulls": _listed(full, NULLS)}
         return row
 
 
@@ -132,8 +132,10 @@ def histogram(values: np.ndarray, bins: int) -> dict[str, Any]:
     return {"edges": edges.tolist(), "counts": counts.tolist(), "median": median, "max": largest, "n": len(values)}
 
 
-def _pair(rows: Sequence[dict[str, Any]], keys: tuple[str, str]) -> str:
-    return f"{show(middle(rows, keys[0]))}, {show(middle(rows, keys[1]))}"
+def _listed(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
+    """The medians over seeds, in this order, of those that there are."""
+    values = [middle(rows, key) for key in keys]
+    return ", ".join(show(value) for value in values if value is not None)
 
 
 def _index(stream: TailStream) -> dict[str, Any]:
@@ -141,5 +143,5 @@ def _index(stream: TailStream) -> dict[str, Any]:
     try:
         return asdict(stream.result())
     except InputError:
-        empty = dict.fromkeys(("alpha", "low", "high", "gaussian_null", "flipped_null", "hill"), math.nan)
+        empty = dict.fromkeys(("alpha", *INTERVAL, *NULLS, "hill"), math.nan)
         return empty | {"n": 0, "block": stream.block or 0}

@@ -11,6 +11,7 @@ Everything below works on the D_j, called gains. All arithmetic is in float64.
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -57,6 +58,32 @@ def coordinate_gains(matrix: Tensor, blocks: Tensor, signs: Tensor | None = None
         total += gains.sum(1).cpu()
         weight += used.sum(1).cpu()
     return total, weight
+
+
+def flattened_gains(entries: Callable[[int, int], Tensor], count: int, block: int) -> tuple[Tensor, Tensor]:
+    """Gain and weight of every block of consecutive entries of a list of scalars, read by `entries(start, end)`.
+
+    An entry that is zero has no logarithm: the mean is over the block's others. What fills no block is left out.
+    """
+    end, step = count - count % block, max(1, _CHUNK // block) * block
+    found = []
+    for start in range(0, end, step):
+        x = entries(start, min(start + step, end)).view(-1, block)
+        zero = x == 0
+        logs = x.abs().log_().masked_fill_(zero, 0.0).sum(1) / (block - zero.sum(1))
+        found.append(_used(x.sum(1).abs_().log_() - logs))
+    gains, weights = zip(*found, strict=True) if found else ((torch.zeros(0),), (torch.zeros(0),))
+    return torch.cat(gains), torch.cat(weights)
+
+
+def longest_divisor(n: int) -> int:
+    """The largest divisor of n that is at most sqrt(n); where that is less than half of it, sqrt(n) rounded down.
+
+    >>> longest_divisor(100), longest_divisor(24), longest_divisor(101)
+    (10, 4, 10)
+    """
+    root = math.isqrt(n)
+    return next((k for k in range(root, root // 2, -1) if n % k == 0), root)
 
 
 def _used(gains: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Tail indexes of samples in memory, and of client noise that comes round by round."""
 
+import functools
 import math
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,11 +13,10 @@ from torch import Tensor
 from ..errors import InputError
 from . import estimate
 
-OVER = ("vectors", "coordinates", "norms")
+OVER = ("flattened", "vectors", "coordinates", "norms")
 
-_LONGEST_BLOCK = (
-    32  # longer blocks leave too few sums: with sqrt(n) the estimate missed by more than 4 % at n = 100,000
-)
+# Longer blocks leave too few sums: with sqrt(n) the estimate missed by more than 4 % at n = 100,000.
+_LONGEST_BLOCK = 32
 _COUNTS = ("zeros", "nonfinite", "leftover", "cancelled")
 
 
@@ -27,7 +27,8 @@ class TailIndex:
     alpha, low, high: the estimate and its 95 % interval (blocks taken as independent).
     gaussian_null: what the estimator gives for Gaussian noise of the same shape; flipped_null: for these very samples
         with random signs, which removes what they have in common (samples that are all about equal cancel under random
-        signs: alpha comes out above 2, for equal norms up to inf). None if nulls were not asked for.
+        signs: alpha comes out above 2, for equal norms up to inf); scaled_null, over flattened samples only: for
+        Gaussian noise that has the samples' standard deviation in every coordinate. None if nulls were not asked for.
     hill: Hill's estimate on the norms. n: samples (rows) used. block: k. blocks: how many of k rows were formed.
     zeros, nonfinite: rows left out for being 0, or for holding nan or inf; leftover: rows that filled no block;
     cancelled: block sums left out for being 0 or beyond float64 (of coordinates: also for a 0 among their terms).
@@ -38,6 +39,7 @@ class TailIndex:
     high: float
     gaussian_null: float | None
     flipped_null: float | None
+    scaled_null: float | None
     hill: float
     n: int
     block: int
@@ -53,20 +55,21 @@ def tail_index(
     over: str = "vectors",
     block: int | None = None,
     *,
+    blocks: str | None = None,
     nulls: bool = True,
     partitions: int = 8,
     seed: int = 0,
 ) -> TailIndex:
     """The tail index of n samples: a vector of n scalars or an (n, d) matrix, one sample per row.
 
-    block: samples per sum, min(32, sqrt(n)) if left out. partitions: how many ways of dealing the samples to blocks
-    are averaged; more is steadier and costs one pass over the data each.
+    over, block, blocks: what is summed, as TailStream explains. partitions: how many ways of dealing the samples to
+    random blocks are averaged; more is steadier and costs one pass over the data each.
 
     >>> x = np.random.default_rng(0).standard_cauchy(100_000)
     >>> abs(tail_index(x).alpha - 1) < 0.03
     True
     """
-    stream = TailStream(over, block, nulls=nulls, partitions=partitions, seed=seed)
+    stream = TailStream(over, block, blocks=blocks, nulls=nulls, partitions=partitions, seed=seed)
     stream.round(samples)
     return stream.result()
 
@@ -74,12 +77,17 @@ def tail_index(
 class TailStream:
     """The tail index of noise that comes as one (m, d) matrix per round; all it keeps is a few numbers per client.
 
-    A round's rows are dealt to blocks at random (neighbouring clients may hold similar data) and a block never spans
-    two rounds. The matrix is read in chunks of columns, neither copied nor changed.
+    A block never spans two rounds. The matrix is read in chunks, neither copied nor changed.
 
-    over: "vectors" (norm of the vector sum), "coordinates" (every coordinate a scalar sample) or "norms" (the rows'
-        norms as scalar samples; never above 1, whatever the noise).
-    block: rows per sum; min(32, sqrt(m)) of the first round if left out.
+    over: "vectors" (norm of the vector sum), "coordinates" (every coordinate a scalar sample), "norms" (the rows'
+        norms as scalar samples; never above 1, whatever the noise) or "flattened" (all entries of the matrix as one
+        list of m * d scalars, row after row, as Simsekli et al. 2019 do).
+    block: samples per sum. If left out, min(32, sqrt(m)) of the first round; over "flattened" the largest divisor of
+        m * d that is at most its root.
+    blocks: "random" deals the rows to blocks at random, because neighbouring clients may hold similar data (over
+        "flattened": the columns are put into a random order); "consecutive" takes samples as they come. If left out,
+        random, and consecutive over "flattened": a sum of neighbouring parameters, in which scales that differ and
+        parameters that move together count as much as tails, so read it next to all of its nulls.
     centred: the rows had their mean taken off, so that the Gaussian null is of noise with its mean taken off too.
 
     >>> stream = TailStream("vectors", centred=True)
@@ -95,24 +103,28 @@ class TailStream:
         over: str = "vectors",
         block: int | None = None,
         *,
+        blocks: str | None = None,
         centred: bool = False,
         nulls: bool = True,
         partitions: int = 1,
         seed: int = 0,
     ) -> None:
-        if over not in OVER:
-            raise InputError(f"over must be one of {', '.join(OVER)}, got {over!r}")
+        blocks = blocks or ("consecutive" if over == "flattened" else "random")
+        for name, word, known in (("over", over, OVER), ("blocks", blocks, ("random", "consecutive"))):
+            if word not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, got {word!r}")
         for name, value, least in (("block", block, 2), ("partitions", partitions, 1), ("seed", seed, 0)):
             if value is not None and not (isinstance(value, Integral) and value >= least):
                 raise InputError(f"{name} must be an integer of at least {least}, got {value}")
         self.over, self.block, self.centred, self.nulls = over, block, centred, nulls
-        self.partitions, self.seed = partitions, seed
+        self.blocks, self.partitions, self.seed = blocks, partitions if blocks == "random" else 1, seed
         self.rounds = 0
         self._rows = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._shapes: dict[tuple[int, int], int] = {}  # (rows, columns) of a round -> blocks of that shape
         self._norms: list[Tensor] = []
-        self._gains: list[Tensor] = []  # (4, clusters): sum and number of gains, the same with signs flipped
+        self._kinds = 3 if over == "flattened" else 2  # the samples, with signs flipped, and for flattened ones scaled
+        self._gains: list[Tensor] = []  # (2 * kinds, clusters): sum and number of gains of every kind
 
     @property
     def norms(self) -> Tensor:
@@ -126,20 +138,56 @@ class TailStream:
         norms = estimate.norms_of(matrix)
         finite, positive = norms.isfinite(), norms > 0
         keep = (finite & positive).nonzero().squeeze(1).numpy()
-        block = self.block or max(2, min(_LONGEST_BLOCK, math.isqrt(len(keep))))
         rng = np.random.default_rng((self.seed, self.rounds))
+        used, blocks = (self._add_flattened if self.over == "flattened" else self._add_rows)(matrix, norms, keep, rng)
+        if blocks:
+            shape = (int(finite.sum()), matrix.shape[1])
+            self._shapes[shape] = self._shapes.get(shape, 0) + blocks
+        self._norms.append(norms[keep])
+        self._counts["zeros"] += int((finite & ~positive).sum())
+        self._counts["nonfinite"] += int((~finite).sum())
+        self._counts["leftover"] += len(keep) - used
+        self._rows += used
+        self.rounds += 1
+
+    def _add_rows(self, matrix: Tensor, norms: Tensor, keep: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+        """Takes in the gains of blocks of rows; returns how many rows and blocks there were."""
+        block = self.block or max(2, min(_LONGEST_BLOCK, math.isqrt(len(keep))))
         dealt = self._deal(keep, block, rng)
         if dealt.size:
             self.block = block
             self._gains.append(self._measure(matrix, norms, dealt, rng))
-            shape = (int(finite.sum()), matrix.shape[1])
-            self._shapes[shape] = self._shapes.get(shape, 0) + dealt.size // block
-        self._norms.append(norms[keep])
-        self._counts["zeros"] += int((finite & ~positive).sum())
-        self._counts["nonfinite"] += int((~finite).sum())
-        self._counts["leftover"] += len(keep) - dealt.size
-        self._rows += dealt.size
-        self.rounds += 1
+        return dealt.size, dealt.size // block
+
+    def _add_flattened(
+        self, matrix: Tensor, norms: Tensor, keep: np.ndarray, rng: np.random.Generator
+    ) -> tuple[int, int]:
+        """The same for all entries of the rows as one list; the blocks of one row are a cluster of the interval."""
+        matrix = matrix if len(keep) == len(matrix) else matrix[keep]
+        matrix = matrix[:, rng.permutation(matrix.shape[1])] if self.blocks == "random" else matrix
+        width, count, flat = matrix.shape[1], matrix.numel(), matrix.reshape(-1)
+        block = self.block or max(2, estimate.longest_divisor(count))
+        if not (blocks := count // block):
+            return 0, 0
+        signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=width))
+        scale = functools.reduce(torch.hypot, (row.double() for row in matrix))
+        kinds = [
+            lambda start, end: flat[start:end].double(),
+            lambda start, end: flat[start:end].double() * signs[torch.arange(start, end) % width],
+            lambda start, end: (
+                torch.from_numpy(rng.standard_normal(end - start)) * scale[torch.arange(start, end) % width]
+            ),
+        ]
+        self.block = block
+        starts = np.linspace(0, blocks, min(blocks, len(keep)), endpoint=False).astype(np.int64)
+        found = torch.zeros(2 * self._kinds, len(starts), dtype=torch.float64)
+        for number, entries in enumerate(kinds if self.nulls else kinds[:1]):
+            parts = estimate.flattened_gains(entries, count, block)
+            for row, part in enumerate(parts, 2 * number):
+                found[row] = torch.from_numpy(np.add.reduceat(part.numpy(), starts))
+        self._counts["cancelled"] += blocks - int(found[1].sum())
+        self._gains.append(found)
+        return len(keep), blocks
 
     def _deal(self, keep: np.ndarray, block: int, rng: np.random.Generator) -> np.ndarray:
         """(clusters, blocks per cluster, k) row numbers in random order; other partitions shuffle inside a cluster.
@@ -149,7 +197,8 @@ class TailStream:
         blocks = len(keep) // block
         each = 1 if self.partitions == 1 else max(1, min(16, blocks // 16))
         clusters = blocks // each
-        return rng.permutation(keep)[: clusters * each * block].reshape(clusters, each, block)
+        order = rng.permutation(keep) if self.blocks == "random" else keep
+        return order[: clusters * each * block].reshape(clusters, each, block)
 
     def _measure(self, matrix: Tensor, norms: Tensor, dealt: np.ndarray, rng: np.random.Generator) -> Tensor:
         clusters, each, block = dealt.shape
@@ -173,7 +222,7 @@ class TailStream:
 
     def result(self) -> TailIndex:
         """The estimate over all rounds so far."""
-        gains = torch.cat(self._gains, dim=1).numpy() if self._gains else np.zeros((4, 0))
+        gains = torch.cat(self._gains, dim=1).numpy() if self._gains else np.zeros((2 * self._kinds, 0))
         gains = gains[:, gains[1] > 0]
         if gains.shape[1] < 2:
             raise InputError(
@@ -182,13 +231,14 @@ class TailStream:
             )
         assert self.block is not None
         low, high = estimate.interval(gains[0], gains[1], self.block, self.seed)
-        total, weight, flipped, flipped_weight = (float(row.sum()) for row in gains)
+        alphas = [self._alpha(*pair) for pair in gains.sum(1).reshape(-1, 2).tolist()]
         return TailIndex(
-            alpha=self._alpha(total, weight),
+            alpha=alphas[0],
             low=low,
             high=high,
             gaussian_null=self._gaussian_null() if self.nulls else None,
-            flipped_null=self._alpha(flipped, flipped_weight) if self.nulls else None,
+            flipped_null=alphas[1] if self.nulls else None,
+            scaled_null=alphas[2] if self.nulls and len(alphas) > 2 else None,
             hill=estimate.hill(self.norms),
             n=self._rows,
             block=self.block,
@@ -219,7 +269,7 @@ class TailStream:
             **self._counts,
             "shapes": torch.tensor([(*k, v) for k, v in self._shapes.items()], dtype=torch.int64).view(-1, 3),
             "norms": self.norms,
-            "gains": torch.cat([torch.zeros(4, 0, dtype=torch.float64), *self._gains], dim=1),
+            "gains": torch.cat([torch.zeros(2 * self._kinds, 0, dtype=torch.float64), *self._gains], dim=1),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

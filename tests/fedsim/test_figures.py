@@ -1,6 +1,7 @@
 """Figures and the report: from the same results the same bytes, nothing global touched, nothing fetched."""
 
 import base64
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ from fedsim import figures
 from fedsim.cells import CellResult
 from fedsim.experiments import find
 from fedsim.figures.curves import series
-from fedsim.plotting import COLOURS, styled
+from fedsim.plotting import ALGORITHMS, OTHERS, styled
 from fedsim.run.directory import Request, RunDirectory
 from fedsim.run.runner import Options, run
 
@@ -26,9 +27,13 @@ def losses(cell):
     return [{"round": t, "loss": [2.0 / t, 3.0 / t], "accuracy": [None, None]} for t in range(1, 6)]
 
 
+def started(cell):
+    return {"loss": [1.0], "start": {"loss": [2.5, 3.5], "accuracy": [None, None]}}
+
+
 def test_the_same_outcomes_give_the_same_bytes(tmp_path):
     experiment = find("synthetic-alpha")
-    shown = results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses)
+    shown = results("synthetic-alpha", started, losses)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         paths = figures.save(experiment, shown, tmp_path / folder)
@@ -39,24 +44,37 @@ def test_the_same_outcomes_give_the_same_bytes(tmp_path):
 
 def test_drawing_changes_no_global_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    figures.save(find("synthetic-alpha"), results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses), tmp_path)
+    figures.save(find("synthetic-alpha"), results("synthetic-alpha", started, losses), tmp_path)
     assert dict(matplotlib.rcParams) == before
 
 
 def texts(figure):
-    return [text.get_text() for text in figure.figure.findobj(matplotlib.text.Text) if text.get_text()]
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
 
 
-def test_curves_have_labels_median_band_and_the_number_of_seeds():
+def drawn(name, result, records=lambda cell: [], suffix=""):
+    experiment = find(name)
     with styled():
-        figure = find("synthetic-alpha").figure(results("synthetic-alpha", lambda cell: {"loss": [1.0]}, losses))
+        return {"": experiment.figure, **experiment.more}[suffix](results(name, result, records))
+
+
+def test_curves_have_labels_round_0_the_band_and_the_number_of_seeds():
+    figure = drawn("synthetic-alpha", started, losses)
     found = texts(figure)
-    assert "communication round $t$" in found
-    assert "loss $f(x_t) - f^*$" in found
-    assert r"$\alpha$ = 0.5" in found
-    assert len(figure.axes) == 2
+    assert {"communication round $t$", "loss $f(x_t) - f^*$", r"$\alpha$ = 0.5"} <= set(found)
     assert [len(ax.lines) for ax in figure.axes] == [3, 3]
     assert all(len(ax.collections) == 3 for ax in figure.axes)
+    assert list(figure.axes[0].lines[0].get_xdata()) == [0, 1, 2, 3, 4, 5]
+    assert figure.axes[0].lines[0].get_ydata()[0] == 3.0
+
+
+def test_an_algorithm_has_one_colour_in_every_figure():
+    def colours(figure):
+        return {line.get_label(): line.get_color() for ax in figure.axes for line in ax.lines}
+
+    first, last = drawn("synthetic-cauchy", started, losses), drawn("control", trial, rounds)
+    assert colours(first).items() >= colours(last).items()
+    assert len({style["color"] for style in (*ALGORITHMS.values(), *OTHERS)}) == len(ALGORITHMS) + len(OTHERS)
 
 
 def test_the_median_of_a_curve_is_over_seeds():
@@ -66,95 +84,120 @@ def test_the_median_of_a_curve_is_over_seeds():
         {"round": 2, "loss": [None] * 3},
         {"round": 3, "loss": [2.0, np.inf, 4.0]},
     ]
-    rounds, values = series([CellResult(cell, rows, {})], "loss")
-    assert rounds.tolist() == [1, 3]
+    at, values = series([CellResult(cell, rows, {})], "loss")
+    assert at.tolist() == [1, 3]
     assert np.median(values, axis=0).tolist() == [3.0, 4.0]
 
 
 def index(alpha):
-    keys = {"low": alpha - 0.2, "high": alpha + 0.2, "gaussian_null": 2.1, "flipped_null": np.inf, "hill": 3.0, "n": 9}
-    return {"alpha": alpha, **keys}
+    nulls = {"gaussian_null": 2.1, "flipped_null": np.inf, "scaled_null": 1.6}
+    return {"alpha": alpha, "low": alpha - 0.2, "high": alpha + 0.2, "hill": 3.0, "n": 9, **nulls}
 
 
 def noise(cell):
     norms = {"edges": [0.0, 1.0, 2.0], "counts": [3, 1], "median": 0.5, "max": 2.0, "n": 4}
-    return {"alpha": {name: index(1.5) for name in ("vectors", "coordinates", "norms")}, "norms": norms}
+    return {"alpha": {"flattened": index(0.9), "vectors": index(4.0)}, "norms": norms}
 
 
-def test_a_histogram_for_every_combination_with_alpha_and_its_null():
-    with styled():
-        figure = find("cifar10-noise").figure(results("cifar10-noise", noise))
+def test_a_histogram_for_every_combination_on_shared_axes():
+    figure = drawn("cifar10-alpha", noise, suffix="-norms")
     assert len(figure.axes) == 16
-    assert sum("1.50 (Gauss 2.10)" in text for text in texts(figure)) == 16
-    rows = [[ax.get_xlim() for ax in figure.axes[i : i + 4]] for i in range(0, 16, 4)]
-    assert all(len(set(row)) == 1 for row in rows)
-    with styled():
-        figure = find("shakespeare-noise").figure(results("shakespeare-noise", noise))
-    assert len(figure.axes) == 4
-    assert all(ax.get_xlim()[1] > 2 for ax in figure.axes)
+    assert sum("max 2" in text for text in texts(figure)) == 16
+    assert len({ax.get_ylim() for ax in figure.axes}) == 1
+    assert all(len({ax.get_xlim() for ax in figure.axes[i : i + 4]}) == 1 for i in range(0, 16, 4))
+    assert len(drawn("shakespeare-alpha", noise, suffix="-norms").axes) == 4
 
 
-def test_the_tail_index_is_drawn_with_interval_and_both_nulls():
-    with styled():
-        figure = find("cifar10-alpha").figure(results("cifar10-alpha", noise))
-    assert [ax.get_title() for ax in figure.axes] == ["over vectors", "over coordinates", "over norms"]
-    assert {"null: Gaussian noise", "null: random signs (at the edge: above 3.2)"} <= set(texts(figure))
+def test_the_tail_index_is_drawn_with_interval_and_nulls_and_marks_at_the_edge():
+    figure = drawn("cifar10-alpha", noise)
+    vectors = figure.axes[1]
+    assert [ax.get_title() for ax in figure.axes] == ["over flattened", "over vectors"]
+    words = {"null: i.i.d. Gaussian", "null: random signs", "null: Gaussian, each coordinate's own scale"}
+    assert words <= set(texts(figure))
     assert all(len(ax.containers) == 4 for ax in figure.axes)  # one line with error bars per amount of work
+    arrows = [line for line in vectors.lines if line.get_marker() == "^" and len(line.get_xdata())]
+    assert len(arrows) == 8  # alpha and the flipped null, four amounts of work
+    assert all(set(line.get_ydata()) == {3.2} for line in arrows)
 
 
 def trial(cell):
-    return {"failed": 3 if cell.config.algorithm == "fedavg" else None, "best": 0.5, "last": 0.1}
+    failed = cell.config.algorithm == "fedavg"
+    outcome = {"outcome": "collapses" if failed else "learns", "collapsed": 3 if failed else None}
+    start = {"loss": [2.3], "accuracy": [0.1]}
+    return outcome | {"unguarded": "collapses", "broken": 2, "best": 0.5, "last": 0.1, "start": start}
 
 
 def rounds(cell):
-    return [{"round": t, "accuracy": [0.3], "norms": [1.0, 1.0, 2.0, 3.0, 4.0 * t]} for t in range(1, 5)]
+    norms = [1.0, 1.0, 2.0, 3.0, 4.0]
+    return [{"round": t, "accuracy": [0.3], "norms": norms, "rejected": [1] * (t == 2)} for t in range(1, 5)]
 
 
-def test_failures_share_one_time_axis_and_are_marked():
-    with styled():
-        figure = find("cifar10-failure").figure(results("cifar10-failure", trial, rounds))
+def test_failures_share_one_time_axis_and_everything_is_in_the_legend():
+    figure = drawn("cifar10-failure", trial, rounds)
     assert len(figure.axes) == 8
-    assert texts(figure).count(" failed") == 4
-    assert figure.axes[0].get_xlim() == figure.axes[4].get_xlim()
+    assert len({ax.get_xlim() for ax in figure.axes}) == 1
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["chance", "accuracy", "collapse", "median norm", "largest norm", "update not finite"]
+    assert list(figure.axes[0].lines[1].get_xdata()) == [0, 1, 2, 3, 4]
 
 
-def test_success_rates_are_bars():
-    with styled():
-        figure = find("cifar10-success").figure(results("cifar10-success", trial, rounds))
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert heights == [0.0] * 4 + [100.0] * 8
+def test_outcomes_are_stacked_bars_with_numbers_of_trials():
+    figure = drawn("cifar10-success", trial, rounds)
+    guarded, unguarded, _ = figure.axes
+    counts = lambda ax: [text.get_text() for text in ax.texts if text.get_text()]  # noqa: E731
+    assert counts(guarded) == ["1"] * 12
+    heights = [[bar.get_height() for bar in container] for container in guarded.containers]
+    # of FedAvg, PR and PI: those that learn, never learn, collapse
+    assert heights == [[0.0] * 4, [0.0] * 4, [1.0] * 4] + 2 * [[1.0] * 4, [0.0] * 4, [0.0] * 4]
+    heights = [[bar.get_height() for bar in container] for container in unguarded.containers]
+    assert heights == 3 * [[0.0] * 4, [0.0] * 4, [1.0] * 4]
+
+
+def test_the_stability_map_writes_every_share():
+    figure = drawn("cifar10-stability", trial, rounds)
+    assert len(figure.axes) == 6
+    learns, _, unguarded, _, last, _ = ([text.get_text() for text in ax.texts] for ax in figure.axes)
+    assert learns == ["0/1"] * 5 + ["1/1"] * 10
+    assert unguarded == ["0/1"] * 15
+    assert last == ["10"] * 15
 
 
 def test_errors_of_alpha_stand_next_to_the_papers():
     result = {"alpha": {"vectors": {"error": 1.25}}}
-    with styled():
-        figure = find("mnist-alpha-error").figure(results("mnist-alpha-error", lambda cell: result))
-    ours, paper = figure.axes
+    paper, ours = drawn("mnist-alpha-error", lambda cell: result).axes
     assert all(set(line.get_ydata()) == {1.25} for line in ours.lines[:4])
     assert list(paper.lines[0].get_ydata()) == [-2.82, -1.09, -0.12, 3.12]
 
 
 def rated(cell):
     m, k, t = cell.config.clients, cell.config.local_steps, cell.config.rounds
-    return {"error": m**-0.5 * k**0.25 * t**-1.0}
+    error = m**-0.5 * k**0.25 * t**-1.0
+    return {"squares": [error**2] * 3, "least": 2 / t, "clipped": 0.5}
 
 
 def test_slopes_are_found_exactly_and_stand_next_to_theory():
-    shown = results("rates", rated)
-    table = find("rates").tabulate(shown)
-    assert [row[:2] for row in table.rows] == [[a, x] for a in ("FAT-Clipping-PI", "FAT-Clipping-PR") for x in "mKT"]
-    assert [row[2] for row in table.rows] == pytest.approx([-0.5, 0.25, -1.0] * 2)
-    assert [row[3] for row in table.rows] == pytest.approx([-0.2, -0.2, -0.2, -0.2, 0.2, -0.2])
-    with styled():
-        figure = find("rates").figure(shown)
+    table = find("rates").tabulate(results("rates", rated))
+    assert len(table.rows) == 4 * 2 * 3
+    assert [row[3] for row in table.rows] == pytest.approx([-0.5, 0.25, -1.0] * 8)
+    at = {tuple(row[:3]): row for row in table.rows}
+    theory = [at["1.5", f"FAT-Clipping-{name}", x][5] for name in ("PI", "PR") for x in "mKT"]
+    assert theory == pytest.approx([-0.2, -0.2, -0.2, -0.2, 0.2, -0.2])
+    assert at["1.5", "FAT-Clipping-PI", "T"][4] == "-1.000, -1.000"  # all seeds are equal
+    assert at["1.5", "FAT-Clipping-PI", "T"][6:] == pytest.approx([-1.0, 50.0])
+    figure = drawn("rates", rated)
     assert len(figure.axes) == 3
-    found = [text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts()]
-    assert "PI: slope -0.50, theory -0.20" in found
-    assert "PR: slope +0.25, theory +0.20" in found
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"FAT-Clipping-PI: measured", "FAT-Clipping-PR: theory"} <= set(names)
 
 
-def test_colours_are_all_different():
-    assert len(set(COLOURS)) == len(COLOURS)
+def test_the_interval_of_a_slope_is_that_of_the_seeds():
+    generator, shown = np.random.default_rng(0), results("rates", rated)
+    for one in shown:
+        # the mean of 400 exponentials deviates by 5 %: over the six sizes of m, slope * log 2 by 0.025 / sqrt(17.5)
+        one.measured["squares"] = generator.exponential(rated(one.cell)["squares"][0], 400).tolist()
+    line = figures.lines(shown, ["m"])["1.5", "FAT-Clipping-PI", "m"]
+    assert line.low < line.slope < line.high
+    assert (line.high - line.low) / (2 * 1.96) == pytest.approx(0.025 / math.sqrt(17.5) / math.log(2), rel=0.3)
 
 
 class Page(HTMLParser):

@@ -8,8 +8,19 @@ import torch
 
 from fedsim.cells import CellResult
 from fedsim.config import Config
+from fedsim.data.dataset import Dataset
 from fedsim.experiments import find
-from fedsim.measure import AlphaError, Failure, FinalLoss, GradientNorm, Noise, failed_at, histogram, middle, quartiles
+from fedsim.measure import (
+    AlphaError,
+    FinalLoss,
+    GradientNorm,
+    Noise,
+    Trial,
+    histogram,
+    judge_trial,
+    middle,
+    quartiles,
+)
 from fedsim.simulation import Simulation
 from fedsim.tail import tail_index
 
@@ -27,42 +38,81 @@ def records(accuracies, *, loss=1.0, rejected=()):
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "round_"),
+    ("accuracies", "outcome", "round_"),
     [
-        ([0.1, 0.3, 0.5], None),
-        ([0.1, 0.1, 0.1], None),  # never rose
-        ([0.19, 0.1, 0.1], None),  # rose, but not to twice chance
-        ([0.2, 0.12, 0.1], 2),  # exactly twice chance, exactly 1.2 times chance
-        ([0.2, 0.121], None),
-        ([0.5, 0.1, 0.3], None),  # came back
-        ([0.5, 0.1, 0.3, 0.1], 4),
-        ([0.5, None, 0.1, None, 0.1], 3),  # rounds without evaluation do not count
-        ([], None),
+        ([0.1, 0.3, 0.5], "learns", None),
+        ([0.1, 0.1, 0.1], "never learns", None),
+        ([0.19, 0.1, 0.1], "never learns", None),  # rose, but not to twice chance
+        ([0.19, 0.19], "never learns", None),  # ends above 1.5 x chance, but was never at twice
+        ([0.2, 0.12, 0.1], "collapses", 2),  # exactly twice chance, exactly 1.2 times chance
+        ([0.2, 0.121], "never learns", None),  # neither above 1.5 x chance nor collapsed
+        ([0.2, 0.15], "never learns", None),
+        ([0.2, 0.151], "learns", None),
+        ([0.5, 0.1, 0.3], "learns", None),  # came back
+        ([0.5, 0.1, 0.3, 0.1], "collapses", 4),
+        ([0.5, None, 0.1, None, 0.1], "collapses", 3),  # rounds without evaluation do not count
+        ([], "never learns", None),
     ],
 )
-def test_catastrophic_failure(accuracies, round_):
-    assert failed_at(records(accuracies), 0.1) == round_
+def test_the_outcome_of_a_trial(accuracies, outcome, round_):
+    found = judge_trial(records(accuracies), 0.1)
+    assert (found["outcome"], found["collapsed"]) == (outcome, round_)
+    assert (found["unguarded"], found["broken"]) == (outcome, round_)  # nothing was rejected
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_value_that_is_not_finite_is_a_failure(loss):
-    assert failed_at(records([0.5, 0.5], loss=loss), 0.1) == 1
+def test_a_model_that_is_not_finite_has_collapsed(loss):
+    found = judge_trial(records([0.1, 0.1], loss=loss), 0.1)
+    assert (found["outcome"], found["collapsed"]) == ("collapses", 1)
 
 
-def test_a_rejected_client_is_a_failure():
-    assert failed_at(records([0.5, 0.5, 0.5], rejected=(2,)), 0.1) == 2
+def test_a_rejected_update_ends_a_trial_only_where_nothing_is_rejected():
+    found = judge_trial(records([0.5, 0.5, 0.5], rejected=(2,)), 0.1)
+    assert (found["outcome"], found["collapsed"], found["unguarded"], found["broken"]) == (
+        "learns",
+        None,
+        "collapses",
+        2,
+    )
+    found = judge_trial(records([0.5, 0.1, 0.1], rejected=(3,)), 0.1)
+    assert (found["collapsed"], found["broken"]) == (2, 2)  # it had collapsed before
+
+
+def trained(nonfinite):
+    """Records of PR at a rate at which some clients' steps overflow, on random images."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = 1e19 * torch.randn(60, 784, generator=generator), torch.arange(60) % 10
+    data = Dataset("mnist", x, y, x[:20], y[:20], 10)
+    data.x[40:] = torch.randn(20, 784, generator=generator)
+    settings = {"algorithm": "fatclip-pr", "lam": 2.0, "clients": 3, "local_epochs": 3, "eta_l": 1e30, "rounds": 3}
+    config = Config(problem="mnist-logistic", nonfinite=nonfinite, on_client_error="reject", **settings)
+    with Simulation(config, dataset=data) as sim:
+        return [sim.step() for _ in range(3)], sim.x.clone()
+
+
+def test_without_rejection_a_run_is_the_same_up_to_its_first_broken_update():
+    (kept, x), (propagated, ended) = trained("reject"), trained("propagate")
+    broken = judge_trial(kept, 0.1)["broken"]
+    assert broken == judge_trial(propagated, 0.1)["collapsed"] == 1
+    assert x.isfinite().all()
+    assert ended.isnan().all()
 
 
 def cell_result(result):
     return CellResult(find("synthetic-cauchy").cells("paper", 1)[0], [], result)
 
 
-def test_success_is_the_share_of_trials_without_failure():
+def test_the_row_counts_all_three_outcomes():
+    kinds = ("learns", "collapses", "learns", "never learns")
     trials = [
-        cell_result({"failed": f, "best": 0.5, "last": a}) for f, a in ((None, 0.5), (3, 0.1), (None, 0.4), (7, 0.1))
+        cell_result({"outcome": kind, "collapsed": 3 if kind == "collapses" else None, "best": 0.5, "last": a})
+        for kind, a in zip(kinds, (0.5, 0.1, 0.4, 0.1), strict=True)
     ]
-    row = Failure(classes=10).row(trials)
-    assert (row["trials"], row["success %"], row["failed in round"]) == (4, 50.0, "3, 7")
+    for trial in trials:
+        trial.measured["unguarded"] = "collapses"
+    row = Trial(classes=10).row(trials)
+    assert (row["trials"], row["learns"], row["never learns"], row["collapses"]) == (4, 2, 1, 1)
+    assert (row["collapses, no rejection"], row["collapsed in round"]) == (4, "3")
     assert row["last accuracy"] == 0.25
 
 
@@ -78,10 +128,12 @@ def test_a_loss_that_is_nan_counts_as_infinitely_bad():
     assert FinalLoss().row([cell_result({"loss": [math.nan, math.nan, 2.0]})])["median loss"] == math.inf
 
 
-def test_the_gradient_norm_is_the_root_mean_square_over_seeds_and_rounds():
+def test_the_gradient_norm_is_averaged_over_rounds_and_its_least_over_seeds():
     # ||x||^2 = 2, 4, 6, 8: mean 5
     rows = [{"loss": [1.0, 2.0]}, {"loss": [3.0, 4.0]}]
-    assert GradientNorm().result(None, rows, None) == {"error": math.sqrt(5)}
+    found = GradientNorm().result(None, [row | {"clipped": 0.25} for row in rows], None)
+    # per seed (2 + 6) / 2 and (4 + 8) / 2; over seeds (2 + 4) / 2 in the first round, the least
+    assert found == {"squares": [4.0, 6.0], "least": math.sqrt(3), "clipped": 0.25}
 
 
 def test_no_rounds_are_measured_at_the_start(tmp_path):
@@ -129,7 +181,7 @@ def test_noise_is_the_update_minus_the_mean_of_its_round():
     index = result["alpha"]["vectors"]
     assert index["low"] < index["alpha"] < index["high"]
     assert index["gaussian_null"] > 2  # of noise whose mean was taken off
-    assert set(result["alpha"]) == {"vectors", "coordinates", "norms"}
+    assert set(result["alpha"]) == {"flattened", "vectors", "coordinates", "norms"}
 
 
 def test_cohorts_do_not_matter():

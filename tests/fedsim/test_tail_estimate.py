@@ -8,7 +8,6 @@ import torch
 
 from fedsim.noise import sample
 from fedsim.tail import TailStream, estimate, gaussian_null, hill, tail_index
-from fedsim.tail.__main__ import calibration
 
 ALPHAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 
@@ -69,6 +68,60 @@ def test_a_stream_of_whole_blocks_is_the_literal_formula(over):
     assert stream.result().alpha == pytest.approx(
         literal([r.astype(np.float32).astype(np.float64) for r in rounds], over), rel=1e-13
     )
+
+
+def test_flattened_samples_are_one_list_in_blocks_of_neighbours():
+    # 7 x 12 entries: the largest divisor of 84 that is at most 9.2 is 7, so a block spans two rows here and there
+    rounds = [stable(1.3, (7, 12), seed) for seed in range(20)]
+    stream = TailStream("flattened")
+    blocks = []
+    for noise in rounds:
+        stream.round(torch.from_numpy(noise))
+        blocks += list(noise.reshape(-1, 7, 1))
+    assert stream.block == 7
+    found = stream.result()
+    assert found.alpha == pytest.approx(literal(blocks, "vectors"), rel=1e-13)
+    assert (found.blocks, found.n) == (20 * 12, 20 * 7)
+
+
+def test_flattened_zeros_have_no_logarithm_and_do_not_count():
+    # (3, 0, 6): 9 against 3 and 6; (1, -1, 0): the sum is zero; (2, 2, 4): 8 against 2, 2 and 4
+    found = tail_index(np.array([[3.0, 0.0, 6.0], [1.0, -1.0, 0.0], [2.0, 2.0, 4.0]]), "flattened", 3, nulls=False)
+    gains = (math.log(9) - math.log(18) / 2, math.log(8) - math.log(16) / 3)
+    assert 1 / found.alpha == pytest.approx(sum(gains) / 2 / math.log(3), rel=1e-13)
+    assert found.cancelled == 1
+
+
+@pytest.mark.parametrize("blocks", ["consecutive", "random"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5, 2.0])
+def test_the_default_block_of_flattened_samples_is_accurate(alpha, blocks):
+    # 1,000,000 entries, 1000 blocks of 1000. The gain of a block deviates by the root of Var log|X| (and 1/1000 of it),
+    # pi^2/6 (1/alpha^2 + 1/2) for a stable law: 2.7 at alpha 0.5, 1.11 at 2, so 1/alpha by 2.7 / sqrt(1000) / log 1000
+    found = tail_index(stable(alpha, (100, 10_000)), "flattened", blocks=blocks)
+    deviation = math.sqrt(math.pi**2 / 6 * (alpha**-2 + 0.5) / 1000) / math.log(1000)
+    assert found.block == 1000
+    assert 1 / found.alpha == pytest.approx(1 / alpha, abs=5 * deviation)
+    assert 1 / found.flipped_null == pytest.approx(1 / alpha, abs=5 * deviation)
+    assert found.gaussian_null == 2.0
+    assert found.low < found.alpha < found.high
+
+
+def test_the_nulls_of_flattened_samples_tell_scales_and_common_movement_apart():
+    rng = np.random.default_rng(3)
+    scales = np.exp(2 * rng.standard_normal(4000))  # scales that differ between coordinates, and nothing else
+    found = tail_index(rng.standard_normal((50, 4000)) * scales, "flattened")
+    assert found.gaussian_null == 2.0
+    assert found.alpha < 1.7
+    # 500 blocks of 400, each gain with deviation 1.11 or a little more where few large scales make the sum
+    for null in (found.scaled_null, found.flipped_null):
+        assert 1 / found.alpha == pytest.approx(1 / null, abs=5 * 1.2 * math.sqrt(2 / 500) / math.log(400))
+    # neighbours that move together: one number per client times non-negative factors, as in a linear layer's gradient
+    together = rng.standard_normal((50, 1)) * rng.random((1, 4000))
+    found = tail_index(together, "flattened")
+    assert found.alpha < 1
+    # factors uniform on (0, 1) have E log = -1 and a root mean square of log -0.55: 1 / (1/2 + 0.45 / log 400) = 1.74
+    assert found.scaled_null == pytest.approx(1.74, abs=0.05)
+    assert found.flipped_null > 1.6
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -171,11 +224,3 @@ def test_the_interval_holds_the_truth_about_95_times_in_100():
         hits += found.low <= 1.0 <= found.high
     # five deviations of 200 trials at 95 % are 8 points; halves of 25 clusters lack about 1 more (normal, not t)
     assert 0.86 <= hits / 200 < 1  # an interval that always holds it would say nothing
-
-
-def test_the_calibration_table_has_a_row_for_every_alpha():
-    table = calibration(n=2000, seeds=3)
-    assert [row[0] for row in table.rows] == list(ALPHAS)
-    # at n = 2000 the deviation is sqrt(50) times that at 100,000: 4 %, and 20 % is five of them
-    assert all(0 < row[3] < 20 for row in table.rows)
-    assert table.notes == ["n = 2000 symmetric alpha-stable samples, 3 seeds, blocks of 32"]

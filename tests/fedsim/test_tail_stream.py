@@ -112,10 +112,11 @@ def test_zero_and_non_finite_rows_are_left_out_and_counted(over):
     found, clean = (tail_index(x, over, 8) for x in (bad, good))
     assert (found.zeros, found.nonfinite) == (4, 2)
     assert (clean.zeros, clean.nonfinite) == (0, 0)
-    # 50 = 6 * 8 + 2
-    assert found.n == clean.n == 48
-    assert found.leftover == clean.leftover == 2
-    assert found.blocks == 6
+    # 50 = 6 * 8 + 2 rows; flattened, 300 = 37 * 8 + 4 entries of all rows
+    used, blocks = (50, 37) if over == "flattened" else (48, 6)
+    assert found.n == clean.n == used
+    assert found.leftover == clean.leftover == 50 - used
+    assert found.blocks == blocks
     # the same rows are dealt in the same order
     assert (found.alpha, found.low, found.high, found.hill) == (clean.alpha, clean.low, clean.high, clean.hill)
 
@@ -147,6 +148,13 @@ def test_clients_in_the_order_of_their_data_are_dealt_at_random():
     sums = means.reshape(10, 10, 200).sum(1)
     neighbours = np.log(np.linalg.norm(sums, axis=1)).mean() - np.log(np.linalg.norm(means, axis=1)).mean()
     assert math.log(10) / neighbours == pytest.approx(1, rel=1e-6)
+
+
+def test_consecutive_blocks_take_rows_as_they_come():
+    # (1, 1), (1, 1) and then (4, 4), (4, 4): sums of 2 and 8, so alpha is 1; dealt otherwise it is not
+    x = np.tile([1.0, 1.0, 4.0, 4.0], 50)
+    assert tail_index(x, block=2, blocks="consecutive").alpha == pytest.approx(1, rel=1e-12)
+    assert tail_index(x, block=2).alpha < 0.95  # sums of 5 against a mean log of log 2
 
 
 def test_every_round_is_dealt_anew():
@@ -219,7 +227,8 @@ def test_values_near_the_end_of_the_range_do_not_overflow():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"over": "rows"}, "over must be one of vectors, coordinates, norms, got 'rows'"),
+        ({"over": "rows"}, "over must be one of flattened, vectors, coordinates, norms, got 'rows'"),
+        ({"blocks": "sorted"}, "blocks must be one of random, consecutive, got 'sorted'"),
         ({"block": 1}, "block must be an integer of at least 2, got 1"),
         ({"block": 2.5}, "block must be an integer of at least 2, got 2.5"),
         ({"partitions": 0}, "partitions must be an integer of at least 1, got 0"),

@@ -1,0 +1,25 @@
+"""E5 in practice: at which local rate each algorithm begins to fail, and what accuracy it reaches."""
+
+from .. import figures
+from ..measure import Trial
+from .cifar10_alpha import CIFAR10
+from .cifar10_failure import FEW, QUICK, REJECTION
+from .cifar10_success import ALGORITHMS
+from .grid import Axis, Experiment, axis
+
+EXPERIMENT = Experiment(
+    name="cifar10-stability",
+    code="E5",
+    title="CIFAR-10: which local rates each algorithm survives",
+    paper=CIFAR10 | FEW,
+    quick={key: value for key, value in QUICK.items() if key != "eta_l"},
+    axes=(
+        axis("rate", "eta_l", (0.05, 0.1, 0.2, 0.35, 0.5)),
+        axis("p", "classes_per_client", (2, 10)),
+        Axis("algorithm", ALGORITHMS, ("algorithm",)),
+    ),
+    measure=Trial(classes=10),
+    figure=lambda results: figures.stability(results, x="rate", y="algorithm", panel="p"),
+    seeds={"quick": 5, "paper": 5},
+    notes=(Trial.TEXT, REJECTION),
+)

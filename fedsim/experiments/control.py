@@ -1,0 +1,29 @@
+"""A control: what clipping costs where nothing is fat, in accuracy and in time."""
+
+from .. import figures
+from ..measure import Trial
+from .cifar10_alpha import CIFAR10
+from .cifar10_failure import QUICK
+from .cifar10_success import ALGORITHMS
+from .grid import Axis, Experiment
+
+SAFE = {"partition": "iid", "clients": 10, "eta_l": 0.05, "local_epochs": 2, "on_client_error": "reject"}
+TASKS = {
+    "CIFAR-10, i.i.d.": CIFAR10 | QUICK | SAFE,
+    "MNIST, i.i.d.": SAFE | {"problem": "mnist-logistic", "batch": 64, "rounds": 60, "eval_every": 6},
+}
+
+EXPERIMENT = Experiment(
+    name="control",
+    code="control",
+    title="What clipping costs where it is not needed",
+    paper={},
+    axes=(Axis("task", TASKS, ("problem",)), Axis("algorithm", ALGORITHMS, ("algorithm",))),
+    measure=Trial(classes=10),
+    figure=lambda results: figures.curves(
+        results, colour="algorithm", panel="task", y="test accuracy (%)", key="accuracy"
+    ),
+    seeds={"quick": 3, "paper": 3},
+    default="paper",
+    notes=("i.i.d. clients, eta_l 0.05: no run is expected to fail.",),
+)

@@ -1,0 +1,150 @@
+"""What became of trials: a run's collapse, the three outcomes as stacked bars, and maps over the local rate."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..cells import CellResult, levels_of, select
+from ..measure import middle
+from ..plotting import GREY, style_of
+from .curves import series
+from .page import count_rounds, level_line, mark_levels, panels, plain_log
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GUARDS = {"outcome": "broken updates rejected", "unguarded": "no rejection (the paper)"}
+CLASSES = "classes per client $p$"
+FAILED = {"never learns": ("#dddddd", ""), "collapses": ("#ffffff", "xxxx")}
+
+
+def failures(results: Sequence[CellResult], *, panel: str, chance: float) -> "Figure":
+    """Test accuracy above, norms of the updates below, on one time axis; one column per level of `panel`."""
+    columns = levels_of(results, panel)
+    figure, axes = panels(2, len(columns), size=(2.9, 2.1), share_x=True, share_y="row")
+    for top, bottom, level in zip(*axes, columns, strict=True):
+        level_line(top, 100 * chance, "chance")
+        trials = select(results, {panel: level})
+        for number, result in enumerate(trials):
+            _run(top, bottom, result, named=number == 0)
+        top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if len(trials) > 1 else ""))
+        count_rounds(bottom)
+    plain_log(axes[1][0])
+    axes[0][0].set_ylabel("test accuracy (%)")
+    axes[1][0].set_ylabel("norm of the\nclients' updates")
+    named = {
+        name: handle
+        for ax in (ax for row in axes for ax in row)
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named))
+    return figure
+
+
+def _run(top: "Axes", bottom: "Axes", result: CellResult, named: bool) -> None:
+    colour = style_of(result.cell.levels.get("algorithm", "FedAvg"))["color"]
+    accuracy_name, median_name, largest_name = ("accuracy", "median norm", "largest norm") if named else (None,) * 3
+    rounds, accuracy = series([result], "accuracy")
+    top.plot(rounds, accuracy[0], color=colour, marker=".", markersize=4, linewidth=1.2, label=accuracy_name)
+    rows: list[dict[str, Any]] = [r for r in result.records if r["norms"]]
+    at = [r["round"] for r in rows]
+    bottom.plot(at, [r["norms"][2] for r in rows], color=colour, linewidth=1.2, label=median_name)
+    largest: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
+    bottom.plot(at, [r["norms"][4] for r in rows], **largest, label=largest_name)
+    broken = [r["round"] for r in result.records if r["rejected"]]
+    edge: dict[str, Any] = {"clip_on": False, "transform": bottom.get_xaxis_transform(), "color": "k", "markersize": 4}
+    bottom.plot(broken, [1.0] * len(broken), "x", **edge, label="update not finite" if broken else None)
+    if (collapsed := result.measured["collapsed"]) is not None:
+        for ax in (top, bottom):
+            ax.axvline(collapsed, color="k", linewidth=1, label="collapse" if ax is top else None)
+
+
+def outcomes(results: Sequence[CellResult], *, x: str, colour: str) -> "Figure":
+    """Stacked bars of the trials that learn, never learn and collapse, with rejection and without; last accuracies."""
+    from matplotlib.patches import Patch
+
+    at, lines = levels_of(results, x), levels_of(results, colour)
+    figure, axes = panels(1, 3, size=(3.5, 3.1))
+    width = 0.8 / len(lines)
+    for number, line in enumerate(lines):
+        groups = [select(results, {x: level, colour: line}) for level in at]
+        place = np.arange(len(at)) + width * (number - (len(lines) - 1) / 2)
+        for ax, key in zip(axes[0], GUARDS, strict=False):
+            _stack(ax, place, 0.9 * width, [[o.measured[key] for o in g] for g in groups], line)
+        for spot, group in zip(place, groups, strict=True):
+            last = [100 * o.measured["last"] for o in group if o.measured["last"] is not None]
+            marks = style_of(line, number) | {"linestyle": "", "markersize": 5}
+            axes[0][2].plot([spot] * len(last), last, **marks)
+    trials = max(len(select(results, {x: level, colour: line})) for level in at for line in lines)
+    for ax, title in zip(axes[0], [*GUARDS.values(), "last accuracy, with rejection"], strict=True):
+        mark_levels(ax, at, CLASSES)
+        ax.set_title(title)
+    for ax in axes[0][:2]:
+        ax.set_ylim(0, trials)
+        ax.set_yticks(range(trials + 1))
+    axes[0][0].set_ylabel("trials")
+    axes[0][2].set_ylabel("last test accuracy (%)")
+    axes[0][2].set_ylim(bottom=0)
+    level_line(axes[0][2], 10, "chance")
+    handles: list[Any] = [Patch(color=style_of(line)["color"], label=f"{line}: learns") for line in lines]
+    handles += [Patch(facecolor=c, edgecolor=GREY, hatch=h, label=n) for n, (c, h) in FAILED.items()]
+    handles += axes[0][2].get_legend_handles_labels()[0]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _stack(ax: "Axes", place: np.ndarray, width: float, groups: Sequence[Sequence[str]], line: str) -> None:
+    """One stacked bar per group, the number of trials in every part."""
+    bottom = np.zeros(len(groups))
+    for name in ("learns", *FAILED):
+        colour, hatch = FAILED.get(name, (style_of(line)["color"], ""))
+        counts = np.array([sum(outcome == name for outcome in group) for group in groups])
+        bars = ax.bar(place, counts, width, bottom, color=colour, hatch=hatch, edgecolor=GREY, linewidth=0.5)
+        box = {"facecolor": "w", "edgecolor": "none", "pad": 0.8} if hatch else None
+        inside = "w" if name == "learns" else "k"
+        labels = [str(count) if count else "" for count in counts]
+        for text in ax.bar_label(bars, labels, label_type="center", fontsize=7.5, color=inside):
+            if box and text.get_text():
+                text.set_bbox(box)
+        bottom += counts
+
+
+def stability(results: Sequence[CellResult], *, x: str, y: str, panel: str) -> "Figure":
+    """Maps over local rate and algorithm: the share that learns, with rejection and without, and the last accuracy."""
+    rows = {
+        "trials that learn": lambda group: np.mean([o.measured["outcome"] == "learns" for o in group]),
+        "no rejection: trials that learn": lambda g: np.mean([o.measured["unguarded"] == "learns" for o in g]),
+        "last accuracy (%), median": lambda group: 100 * (middle([o.measured for o in group], "last") or 0),
+    }
+    across, at, lines = (levels_of(results, axis) for axis in (panel, x, y))
+    figure, axes = panels(len(rows), len(across), size=(4.2, 0.55 + 0.35 * len(lines)), share_x=True, share_y=True)
+    for (name, value), line in zip(rows.items(), axes, strict=True):
+        for ax, level in zip(line, across, strict=True):
+            groups = [[select(results, {panel: level, x: rate, y: row}) for rate in at] for row in lines]
+            _heat_map(ax, groups, value, percent="%" in name)
+            ax.set_title(f"{panel} = {level}: {name}", fontsize=8.5)
+            ax.set_xticks(range(len(at)), at)
+            ax.set_yticks(range(len(lines)), lines)
+    for ax in axes[-1]:
+        ax.set_xlabel(r"local rate $\eta_L$")
+    return figure
+
+
+def _heat_map(ax: "Axes", groups: Sequence[Sequence[Sequence[CellResult]]], value: Any, *, percent: bool) -> None:
+    """A grid of values, each written into its field; a field without trials is empty."""
+    values = np.array([[value(group) if group else np.nan for group in row] for row in groups])
+    top = max(40.0, np.nanmax(values)) if percent else 1.0
+    ax.imshow(values, cmap="cividis", vmin=0, vmax=top, aspect="auto")
+    ax.grid(visible=False)
+    for i, row in enumerate(groups):
+        for j, group in enumerate(row):
+            text = (
+                ""
+                if not group
+                else f"{values[i, j]:.0f}"
+                if percent
+                else f"{values[i, j] * len(group):.0f}/{len(group)}"
+            )
+            ax.text(j, i, text, ha="center", va="center", fontsize=8, color="k" if values[i, j] > 0.5 * top else "w")
