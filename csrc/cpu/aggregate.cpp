@@ -1,11 +1,12 @@
 // Clip and aggregate.
 //
-// Rows are taken in groups: the norms of a group read it from memory, the sum reads it again from cache. Where a group
-// fits in cache, memory traffic is one read of the matrix. Each thread keeps to its own columns, so it finds them in
-// its L2. No clipped copy is ever made.
-#include <cstring>
-
+// Rows are taken in groups. Where the last rows were neither clipped nor rejected, the next group is expected to be the
+// same: its sum is taken in the loop that takes the squares, so every row is read once. Once the norms are known, a
+// group that was expected wrongly is summed again. Otherwise the norms of a group read it from memory, and the sum
+// reads it again from cache. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever
+// made, and what was expected never shows in the bits.
 #include "rows.h"
+#include "terms.h"
 #include "threads.h"
 
 namespace fatclip {
@@ -27,19 +28,27 @@ int64_t group_size(const Rows& rows, int threads) {
 struct Workspace {
   std::vector<Columns::Block> blocks;
   std::vector<Squares> partials;  // (group, column blocks)
-  std::vector<double> acc;        // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
-  std::vector<RowTerm> terms;     // of the rows in use
-  std::vector<int64_t> used;      // which rows those are: a rejected or weightless row is not even read
+  std::vector<double> acc[2];     // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
+  Batch known, expected;
+  int64_t plain = 1;  // how many of the last rows that this thread saw were neither clipped nor rejected
   static Workspace& of_this_thread() {
     thread_local Workspace w;
     return w;
   }
   void give_back() {
     constexpr size_t kKeep = size_t(4) << 20;  // 32 MiB
-    if (acc.size() > kKeep) std::vector<double>().swap(acc);
+    for (auto& sums : acc)
+      if (sums.size() > kKeep) std::vector<double>().swap(sums);
     if (partials.size() > kKeep) std::vector<Squares>().swap(partials);
   }
 };
+
+// Where rows are read once, more of them may be taken at a time: the running sum travels less often. But the more there
+// are, the more are read again where one is clipped after all.
+int64_t plain_group_size(int64_t group, int64_t plain) {
+  constexpr int64_t kMost = 64;
+  return std::max(group, std::min(kMost, plain / kRowRun * kRowRun));
+}
 
 // Calls body(target, first element, count, column) for the pieces of the targets that hold columns [begin, end).
 template <class Body>
@@ -52,21 +61,12 @@ void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end,
   }
 }
 
-// A row's factor times its weight. For 16- and 32-bit data it is rounded to 29 bits, at most 2^-29 of it away: its
-// product with a 24-bit number is then exact in double, whatever instructions compute it. Products may be taken in
-// float where none of them can overflow, nor vanish unless the element itself is next to nothing.
-RowTerm row_term(const Norm& norm, double lam, double coefficient, double weight, DType dtype, bool may_narrow) {
-  if (dtype == kFloat64) return {split<double>(scaled_coefficient(norm, lam), weight), 0};
-  const double c = coefficient * weight;
-  constexpr uint64_t kHalf = uint64_t(1) << (53 - 29 - 1);
-  uint64_t bits;
-  std::memcpy(&bits, &c, sizeof bits);
-  bits = (bits + kHalf) & ~(2 * kHalf - 1);
-  double rounded;
-  std::memcpy(&rounded, &bits, sizeof rounded);
-  const bool narrow = may_narrow && c >= 0x1p-24 && c <= 0x1p40 && norm.value() * c <= 0x1p120;
-  return {{1, rounded}, narrow ? static_cast<float>(c) : 0.0f};
-}
+// Rows [first, first + count).
+struct Group {
+  int64_t first, count;
+  bool is_first, is_last;
+  bool expects;  // that all of them are plain
+};
 
 struct Aggregation {
   const Rows& rows;
@@ -74,80 +74,154 @@ struct Aggregation {
   const AggregateArgs& args;
   Workspace& w;
   bool narrow_targets;  // none holds more digits than float
-  AggregateResult result;
+  int64_t group;        // rows to take at a time, if they are not expected to be plain
+  bool may_expect;      // that rows are: worth it, and each thread can keep to its columns
+  AggregateResult result = {};
   double mass = 0;
-  int64_t ready = 0;  // how many of the rows in use are to be summed now
+  Group next = {};
+  int current = 0;        // which running sum counts
+  bool is_summed = true;  // whether that of the group was expected rightly
+
+  double weight(int64_t i) const { return args.weights ? args.weights[i] : 1; }
+
+  // The next group, by one thread. Where it is expected to be plain, so are its terms known.
+  void prepare(int64_t first) {
+    const bool expects = may_expect && w.plain > 0;
+    const int64_t count = std::min(expects ? plain_group_size(group, w.plain) : group, rows.m - first);
+    next = {first, count, first == 0, first + count == rows.m, expects};
+    w.partials.resize(std::max<size_t>(w.partials.size(), count * columns.count()));
+    if (!expects) return;
+    room_for_sums(next.is_first ? current : 1 - current);
+    w.expected = w.known;
+    w.expected.drop_ready();
+    for (int64_t i = first; i < first + count; ++i)
+      if (weight(i) != 0) w.expected.add(i, row_term({}, INFINITY, 1, weight(i), rows.dtype, narrow_targets));
+    w.expected.close(next.is_last);
+  }
+
+  void room_for_sums(int which) {
+    const int64_t sums = rows.dtype == kFloat64 ? 2 * rows.d : rows.d;
+    w.acc[which].resize(std::max<size_t>(w.acc[which].size(), sums));
+  }
 
   // Sums of squares of this part's blocks of a group, by columns where there are enough of them, else by rows.
-  void read(int64_t first, int64_t count, int part, int parts) {
-    thread_local std::vector<ReadItem> items;
-    items.clear();
+  void read(const Group& g, int part, int parts) {
+    constexpr int64_t kStrip = 16;  // blocks of each row that are read in one go, and whose sums L2 holds
     const int64_t blocks = columns.count();
     const bool by_columns = blocks >= 2 * parts;
-    const Range r = by_columns ? Range{0, count} : share(count, part, parts);
+    const Range r = by_columns ? Range{0, g.count} : share(g.count, part, parts);
     const Range c = by_columns ? share(blocks, part, parts) : Range{0, blocks};
+    if (!g.expects) return read_blocks(g, r, c);
+    for (int64_t b = c.begin; b < c.end; b += kStrip) read_and_add(g, {b, std::min(b + kStrip, c.end)});
+  }
+
+  void read_blocks(const Group& g, Range r, Range c) {
+    thread_local std::vector<ReadItem> items;
+    items.clear();
     for (int64_t i = r.begin; i < r.end; ++i)
-      add_reads(rows, first + i, columns, c, w.partials.data() + i * blocks, &items);
+      add_reads(rows, g.first + i, columns, c, w.partials.data() + i * columns.count(), &items);
     sum_squares(items, reads_for(rows.m * rows.d * kSize[rows.dtype]));
   }
 
+  // Squares of a group in some columns, and the running sum with the rows of w.expected.
+  void read_and_add(const Group& g, Range c) {
+    const double* before = g.is_first ? nullptr : w.acc[current].data();
+    double* acc = w.acc[g.is_first ? current : 1 - current].data();
+    const Batch& batch = w.expected;
+    int64_t read = 0, i = 0;
+    do {
+      const int64_t end = std::min<int64_t>(i + kRowRun, batch.ready());
+      const int64_t first = end > i ? batch.row(i) - g.first : 0, last = end > i ? batch.row(end - 1) - g.first : -1;
+      // A run that is not summed in float, waits since the last group or has a weightless row in it is read twice.
+      const bool once = end > i && batch.terms()[i].narrow != 0 && first >= 0 && last - first == end - 1 - i;
+      read_blocks(g, {read, once ? first : last + 1}, c);
+      read = std::max(read, last + 1);
+      for (int64_t b = c.begin; b < c.end; ++b) {
+        const int64_t column = columns[b].column;
+        const double* from = before ? before + column : nullptr;
+        if (once) {
+          read_run(batch, i, end, b, w.partials.data() + first * columns.count(), acc + column, from);
+        } else {
+          add_block(batch, i, end, columns[b], acc + column, from, rows.d);
+        }
+      }
+      before = acc;
+      i = end;
+    } while (i < batch.ready());
+    read_blocks(g, {read, g.count}, c);
+  }
+
+  void read_run(const Batch& batch, int64_t begin, int64_t end, int64_t b, Squares* partials, double* acc,
+                const double* before) {
+    const void* pieces[kRowRun];
+    Squares squares[kRowRun];
+    const int count = static_cast<int>(end - begin);
+    for (int r = 0; r < count; ++r) pieces[r] = at(rows, batch.row(begin + r), columns[b]);
+    kernels().read_run[rows.dtype](acc, before, pieces, batch.terms() + begin, count, columns[b].n, squares);
+    for (int r = 0; r < count; ++r) partials[r * columns.count() + b] = squares[r];
+  }
+
+  // acc = before + rows [begin, end) of a batch, each times its factor.
+  void add_block(const Batch& batch, int64_t begin, int64_t end, const Columns::Block& block, double* acc,
+                 const double* before, int64_t lost) {
+    thread_local std::vector<const void*> pieces;
+    pieces.clear();
+    for (int64_t i = begin; i < end; ++i) pieces.push_back(at(rows, batch.row(i), block));
+    kernels().accumulate[rows.dtype](acc, before, lost, pieces.data(), batch.terms() + begin, end - begin, block.n);
+  }
+
   // Norms and factors of a group, by one thread.
-  void weigh(int64_t first, int64_t count) {
-    w.used.erase(w.used.begin(), w.used.begin() + ready);
-    w.terms.erase(w.terms.begin(), w.terms.begin() + ready);
-    for (int64_t i = first; i < first + count; ++i) {
-      const Norm norm = row_norm(rows, i, w.partials.data() + (i - first) * columns.count(), columns.count());
-      const bool bad = !norm.finite(), clipped = clips(norm, args.lam);
-      const double weight = args.weights ? args.weights[i] : 1;
+  void weigh(const Group& g) {
+    w.known.drop_ready();
+    const int64_t before = result.rejected + result.clipped;
+    for (int64_t i = g.first; i < g.first + g.count; ++i) {
+      const Norm norm = row_norm(rows, i, w.partials.data() + (i - g.first) * columns.count(), columns.count());
+      const bool bad = !norm.finite();
       args.norms[i] = norm.value();
       args.rejected[i] = bad;
       args.coefs[i] = bad ? 0 : coefficient(norm, args.lam);
       result.rejected += bad;
       if (bad) continue;
-      result.clipped += clipped;
-      mass += weight;
-      if (weight == 0) continue;
-      w.used.push_back(i);
-      w.terms.push_back(row_term(norm, args.lam, args.coefs[i], weight, rows.dtype, narrow_targets));
+      result.clipped += clips(norm, args.lam);
+      mass += weight(i);
+      if (weight(i) != 0)
+        w.known.add(i, row_term(norm, args.lam, args.coefs[i], weight(i), rows.dtype, narrow_targets));
     }
-    // the rest of a run waits for the next group: runs are counted over the rows in use, whatever the groups are
-    const int64_t in_use = static_cast<int64_t>(w.used.size());
-    ready = first + count == rows.m ? in_use : in_use / kRowRun * kRowRun;
-    for (int64_t run = 0; run < ready; run += kRowRun) agree(run, std::min<int64_t>(run + kRowRun, ready));
+    w.known.close(g.is_last);
     result.applied = mass > 0 && !(args.strict && result.rejected);
+    is_summed = g.expects && w.known == w.expected;
+    const bool plain = g.expects ? is_summed : result.rejected + result.clipped == before;
+    w.plain = plain ? w.plain + g.count : 0;
+    if (is_summed && !g.is_first) current = 1 - current;
+    if (!is_summed && !(g.is_first && g.is_last)) room_for_sums(current);
+    if (!g.is_last) prepare(g.first + g.count);
   }
 
-  // A run is summed in float if all of its rows may be.
-  void agree(int64_t begin, int64_t end) {
-    bool narrow = true;
-    for (int64_t i = begin; i < end; ++i) narrow &= w.terms[i].narrow != 0;
-    for (int64_t i = begin; i < end && !narrow; ++i) w.terms[i].narrow = 0;
-  }
-
-  // acc (+)= this part's columns of the group, each row times its factor; then the target, after the last group.
-  void sum(bool is_first, bool is_last, int part, int parts) {
-    const Kernels& k = kernels();
-    thread_local std::vector<const void*> pieces;
-    pieces.resize(ready);
-    const bool exact = rows.dtype == kFloat64;
+  // The running sum of this part's columns, where it is not known yet; then the target, after the last group.
+  void sum(const Group& g, int part, int parts) {
+    if (is_summed && !g.is_last) return;
+    const bool alone = g.is_first && g.is_last && !is_summed;
     double tile[2 * kBlock];  // a single group needs no running sum
-    const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.begin; b < c.end; ++b) {
       const Columns::Block& block = columns[b];
-      for (int64_t i = 0; i < ready; ++i) pieces[i] = at(rows, w.used[i], block);
-      const bool alone = is_first && is_last;
-      double* acc = alone ? tile : w.acc.data() + block.column;
-      double* lost = !exact ? nullptr : acc + (alone ? kBlock : rows.d);
-      k.accumulate[rows.dtype](acc, lost, pieces.data(), w.terms.data(), ready, block.n, is_first);
-      if (!is_last || (args.subtract && !result.applied)) continue;
-      each_target(args.targets, block.column, block.column + block.n,
-                  [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
-                    const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
-                    const int64_t at = column - block.column;
-                    finish(advance(t.data, offset, t.dtype), acc + at, lost ? lost + at : nullptr, n, divisor, scale);
-                  });
+      double* acc = alone ? tile : w.acc[current].data() + block.column;
+      const int64_t lost = alone ? kBlock : rows.d;
+      if (!is_summed) add_block(w.known, 0, w.known.ready(), block, acc, g.is_first ? nullptr : acc, lost);
+      if (g.is_last) finish(block, acc, rows.dtype == kFloat64 ? acc + lost : nullptr);
     }
+  }
+
+  void finish(const Columns::Block& block, const double* acc, const double* lost) const {
+    if (args.subtract && !result.applied) return;
+    const Kernels& k = kernels();
+    const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
+    each_target(args.targets, block.column, block.column + block.n,
+                [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
+                  const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
+                  const int64_t at = column - block.column;
+                  finish(advance(t.data, offset, t.dtype), acc + at, lost ? lost + at : nullptr, n, divisor, scale);
+                });
   }
 };
 
@@ -157,24 +231,22 @@ AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threa
   Workspace& w = Workspace::of_this_thread();
   const Columns columns(rows, w.blocks);
   const int used_threads = useful_threads(rows.m * rows.d, threads);
-  const int64_t group = group_size(rows, used_threads);
-  w.partials.resize(std::max<size_t>(w.partials.size(), group * columns.count()));
-  const int64_t sums = rows.dtype == kFloat64 ? 2 * rows.d : rows.d;
-  if (group < rows.m) w.acc.resize(std::max<size_t>(w.acc.size(), sums));
-  w.used.clear();
-  w.terms.clear();
+  w.known.clear();
   bool narrow = true;
   for (const Target& t : args.targets) narrow &= t.dtype != kFloat64;
-  Aggregation a{rows, columns, args, w, narrow, {}};
+  const bool may_expect = rows.m * rows.d >= kGrain && columns.count() >= 2 * used_threads;
+  if (std::isinf(args.lam)) w.plain = std::max<int64_t>(w.plain, 1);
+  Aggregation a{rows, columns, args, w, narrow, group_size(rows, used_threads), may_expect};
+  a.prepare(0);
   Barrier barrier;
   parallel(used_threads, [&](int part, int parts) {
-    for (int64_t first = 0; first < rows.m; first += group) {
-      const int64_t count = std::min(group, rows.m - first);
-      a.read(first, count, part, parts);
+    for (Group g = a.next;; g = a.next) {
+      a.read(g, part, parts);
       if (parts > 1) barrier.wait(parts);
-      if (part == 0) a.weigh(first, count);
+      if (part == 0) a.weigh(g);
       if (parts > 1) barrier.wait(parts);
-      a.sum(first == 0, first + count == rows.m, part, parts);
+      a.sum(g, part, parts);
+      if (g.is_last) return;
     }
   });
   w.give_back();

@@ -1,8 +1,7 @@
 // The leaf kernels, compiled once per instruction set; see isa.h.
 #include "kernels.h"
 
-#include "leaf_columns.h"
-#include "leaf_squares.h"
+#include "leaf_runs.h"
 #include "leaf_steps.h"
 
 namespace fatclip {
@@ -16,6 +15,7 @@ const Kernels FATCLIP_TABLE = {
     FATCLIP_FOUR(scale),
     FATCLIP_FOUR(sgd),
     FATCLIP_FOUR(accumulate),
+    FATCLIP_FOUR(read_run),
     {finish<float, true>, finish<double, true>, finish<BFloat16, true>, finish<Float16, true>},
     {finish<float, false>, finish<double, false>, finish<BFloat16, false>, finish<Float16, false>},
 };

@@ -52,10 +52,14 @@ struct Kernels {
   void (*scale[kDTypes])(void* x, int64_t n, Factor c);
   // the clipped SGD update of blocks that differ in addresses and factors only
   void (*sgd[kDTypes])(const SgdBlock* const* blocks, int count);
-  // acc[j] += sum over r of c[r] * rows[r][j], rows in order; acc starts at 0 when `first`. Of float64 rows, lost[j]
-  // collects what roundings take from acc[j]; for others it may be null.
-  void (*accumulate[kDTypes])(double* acc, double* lost, const void* const* rows, const RowTerm* c, int64_t count,
-                              int64_t n, bool first);
+  // acc[j] = before[j] + sum over r of c[r] * rows[r][j], rows in order; `before` may be acc, or null for zeros. Of
+  // float64 rows, acc[lost + j] collects what roundings take from acc[j], after before[lost + j].
+  void (*accumulate[kDTypes])(double* acc, const double* before, int64_t lost, const void* const* rows,
+                              const RowTerm* c, int64_t count, int64_t n);
+  // Of a run of `count` rows that meet in float: out[r] = sumsq(rows[r], n, 1), and acc as accumulate has it. Not for
+  // float64.
+  void (*read_run[kDTypes])(double* acc, const double* before, const void* const* rows, const RowTerm* c, int count,
+                            int64_t n, Squares* out);
   // x[j] -= (acc[j] + lost[j]) / mass * scale; lost may be null
   void (*subtract[kDTypes])(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale);
   // x[j] = (acc[j] + lost[j]) / mass * scale

@@ -90,8 +90,8 @@ inline void add_runs(Column<double>* sums, const double* const* rows, const RowT
 
 // What is left of the columns after the last full kColumns is summed in double.
 template <class S>
-void accumulate(double* acc, double* lost, const void* const* rows, const RowTerm* c, int64_t count, int64_t n,
-                bool first) {
+void accumulate(double* acc, const double* before, int64_t lost, const void* const* rows, const RowTerm* c,
+                int64_t count, int64_t n) {
   constexpr int kVectors = Column<S>::kVectors;
   const S* const* p = reinterpret_cast<const S* const*>(rows);
   sweep(
@@ -99,9 +99,9 @@ void accumulate(double* acc, double* lost, const void* const* rows, const RowTer
       [&](int64_t begin) {
         for (int64_t i = begin; i < begin + kColumns; i += kVectors * kDoubles) {
           Column<S> s[kVectors] = {};
-          for (int v = 0; v < kVectors && !first; ++v) s[v].load(acc, lost, i + v * kDoubles);
+          for (int v = 0; v < kVectors && before; ++v) s[v].load(before, before + lost, i + v * kDoubles);
           add_runs(s, p, c, count, i);
-          for (int v = 0; v < kVectors; ++v) s[v].put(acc, lost, i + v * kDoubles);
+          for (int v = 0; v < kVectors; ++v) s[v].put(acc, acc + lost, i + v * kDoubles);
         }
       },
       [&](int64_t begin, int rest) {
@@ -110,15 +110,16 @@ void accumulate(double* acc, double* lost, const void* const* rows, const RowTer
             [&](int64_t offset) {
               const int64_t i = begin + offset;
               Column<S> s = {};
-              if (!first) s.load(acc, lost, i);
+              if (before) s.load(before, before + lost, i);
               for (int64_t r = 0; r < count; ++r) s.add(Io<S>::wide(p[r] + i), c[r].factor);
-              s.put(acc, lost, i);
+              s.put(acc, acc + lost, i);
             },
             [&](int64_t offset, int few) {
               const int64_t i = begin + offset;
+              const size_t bytes = few * sizeof(double);
               double sums[kDoubles] = {}, rests[kDoubles] = {};
-              if (!first) memcpy(sums, acc + i, few * sizeof(double));
-              if (!first && lost) memcpy(rests, lost + i, few * sizeof(double));
+              if (before) memcpy(sums, before + i, bytes);
+              if (before && sizeof(S) == 8) memcpy(rests, before + lost + i, bytes);
               Column<S> s = {};
               s.load(sums, rests, 0);
               for (int64_t r = 0; r < count; ++r) {
@@ -127,8 +128,8 @@ void accumulate(double* acc, double* lost, const void* const* rows, const RowTer
                 s.add(Io<S>::wide(padded), c[r].factor);
               }
               s.put(sums, rests, 0);
-              memcpy(acc + i, sums, few * sizeof(double));
-              if (lost) memcpy(lost + i, rests, few * sizeof(double));
+              memcpy(acc + i, sums, bytes);
+              if (sizeof(S) == 8) memcpy(acc + lost + i, rests, bytes);
             });
       });
 }

@@ -35,13 +35,17 @@ void check_accumulate(Case& c, int64_t count, bool exact, bool first, bool narro
   const Stack s(c, count, exact, narrow);
   const std::vector<double> start = whole(c.random, c.n, 100);
   const bool wide = c.t == kFloat64;
-  std::vector<Exact> sums = {Exact(kFloat64, start, c.offset)};
-  if (wide) sums.emplace_back(kFloat64, c.n, (c.offset + 1) % 4);
+  // sums in place or beside the old ones; of float64 with what they have lost behind them
+  std::vector<double> room = start;
+  if (wide) room.resize(2 * c.n);
+  const std::vector<Exact> sums = {Exact(kFloat64, room, c.offset), Exact(kFloat64, room, (c.offset + 1) % 4)};
+  const bool in_place = count % 3 != 0;
   const std::vector<Exact> got = agreed("accumulate", c, sums, [&](const Kernels& k, auto& work) {
     double* acc = static_cast<double*>(work[0].data());
-    double* lost = wide ? static_cast<double*>(work[1].data()) : nullptr;
-    k.accumulate[c.t](acc, lost, s.pointers.data(), s.terms.data(), count, c.n, first);
+    const double* before = in_place ? acc : static_cast<const double*>(work[1].data());
+    k.accumulate[c.t](acc, first ? nullptr : before, c.n, s.pointers.data(), s.terms.data(), count, c.n);
   });
+  check(got[1].same(sums[1]), {"accumulate reads only", "", c.t, c.n, count});
   bool ok = true;
   for (int64_t i = 0; i < c.n; ++i) {
     Wide want = first ? 0 : start[i], size = std::fabs(want);
@@ -52,10 +56,31 @@ void check_accumulate(Case& c, int64_t count, bool exact, bool first, bool narro
     // of float64 only the oracle's own error is left; in float the factor, the product and two additions are rounded
     const Wide digits = wide ? 0x1p-63L : 0x1p-53L;
     const Wide relative = static_cast<Wide>(count + 1) * digits + (narrow && !wide ? 4.01L * 0x1p-24L : 0);
-    const Wide sum = wide ? got[0][i] + got[1][i] : got[0][i];
+    const Wide sum = wide ? got[0][i] + got[0][c.n + i] : got[0][i];
     ok &= std::fabs(sum - want) <= (exact ? 0 : relative * size);
   }
   check(ok, {"accumulate", "", c.t, c.n, count});
+}
+
+// One read of a run gives the bits of two.
+void check_read_run(Case& c, int count, bool first) {
+  if (c.t == kFloat64) return;
+  Stack s(c, count, false, true);
+  for (RowTerm& term : s.terms) term = c.offset % 2 ? RowTerm{{1, 1, 0}, 1} : term;
+  const std::vector<double> start = whole(c.random, c.n, 100);
+  const std::vector<Exact> sums = {Exact(kFloat64, start, c.offset), Exact(kFloat64, 2 * count)};
+  auto run = [&](const Kernels& k, auto& work, bool once) {
+    double* acc = static_cast<double*>(work[0].data());
+    auto* squares = static_cast<fatclip::Squares*>(work[1].data());
+    const double* before = first ? nullptr : acc;
+    if (once) return k.read_run[c.t](acc, before, s.pointers.data(), s.terms.data(), count, c.n, squares);
+    k.accumulate[c.t](acc, before, 0, s.pointers.data(), s.terms.data(), count, c.n);
+    for (int r = 0; r < count; ++r) squares[r] = k.sumsq[c.t](s.pointers[r], c.n, 1);
+  };
+  std::vector<std::vector<Exact>> got;
+  for (const bool once : {false, true})
+    got.push_back(agreed("read_run", c, sums, [&](const Kernels& k, auto& work) { run(k, work, once); }));
+  check(got[0][0].same(got[1][0]) && got[0][1].same(got[1][1]), {"read_run", "", c.t, c.n, count});
 }
 
 // with_rest: float64 sums come with what they have lost, and the result is rounded once.
@@ -93,9 +118,10 @@ void check_overflow(Case& c) {
   const RowTerm terms[] = {{{1, 1, 0}, 0}, {{1, 1, 0}, 0}};
   for (const Table& k : usable_tables())
     for (const bool subtract : {false, true}) {
-      std::vector<double> acc(c.n), lost(c.n), x(c.n, 1);
-      k.kernels->accumulate[kFloat64](acc.data(), lost.data(), rows, terms, 2, c.n, true);
-      (subtract ? k.kernels->subtract : k.kernels->store)[kFloat64](x.data(), acc.data(), lost.data(), c.n, 2, 0.5);
+      std::vector<double> acc(2 * c.n), x(c.n, 1);
+      const double* lost = acc.data() + c.n;
+      k.kernels->accumulate[kFloat64](acc.data(), nullptr, c.n, rows, terms, 2, c.n);
+      (subtract ? k.kernels->subtract : k.kernels->store)[kFloat64](x.data(), acc.data(), lost, c.n, 2, 0.5);
       bool ok = true;
       for (double v : x) ok &= v == (subtract ? -INFINITY : INFINITY);
       check(ok, {"overflow", k.name, kFloat64, c.n, subtract});
@@ -112,6 +138,7 @@ void check_columns(Case& c) {
       check_accumulate(c, count, false, !(count & 1), narrow);
     }
   }
+  for (int count = 1; count <= fatclip::kRowRun; ++count) check_read_run(c, count, c.offset % 3 == 0);
   for (bool subtract : {false, true}) {
     check_finish(c, subtract, true, false);
     check_finish(c, subtract, false, false);
