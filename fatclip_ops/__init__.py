@@ -9,6 +9,7 @@ except PackageNotFoundError:  # run from a source tree
 
 from .diagnostics import backend, show_config
 from .functional import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
+from .history import History
 from .optim import FatClipOptimizer, FatClipPI, FatClipPR
 from .results import Aggregate, ServerResult
 from .server import FatClipServer
@@ -20,6 +21,7 @@ __all__ = [
     "FatClipPI",
     "FatClipPR",
     "FatClipServer",
+    "History",
     "Quantile",
     "ServerResult",
     "Threshold",

@@ -48,6 +48,15 @@ def check_lr(value: Any, name: str = "lr") -> float:
     return result
 
 
+def check_count(name: str, value: Any) -> int:
+    """A positive integer."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {describe(value)}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
 def check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {describe(value)}")

@@ -12,19 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from .checks import check_choice, check_lr
+from .optim_state import SavedOptimizer
 
 _DELTAS = ("gradient", "displacement")
 
 
-class LocalRound(Optimizer):
+class LocalRound(SavedOptimizer):
     """The part of FatClipOptimizer that keeps track of a round."""
 
-    nonfinite: str
     _clips_steps: bool
-    _in_round = False
 
     @torch.no_grad()
     def begin_round(self) -> None:
@@ -100,15 +98,6 @@ class LocalRound(Optimizer):
     def _clip_round(self, flat: Tensor) -> Tensor:
         """Hook: PR clips the update here."""
         return flat
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; an unfinished round resumes with the same bits."""
-        super().load_state_dict(state_dict)
-        saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for p, state in zip(params, saved, strict=True):
-            if "round_sum" in state:  # float64 whatever the parameter is; torch has cast it
-                self.state[p]["round_sum"] = state["round_sum"].to(p.device, copy=True)
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from . import library
 from .backends import cpu, cuda, read_number, reference, select_update
 from .backends.layout import as_real
-from .backends.types import Backend, Hyper, StepInputs
+from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, Backend, Hyper, Norm, StepInputs
 from .checks import (
     check_choice,
     check_flag,
@@ -31,14 +31,13 @@ from .checks import (
 )
 from .functional import clip_rows_
 from .local_round import LocalRound
+from .thresholds import Threshold
 
 _torch_module = sys.modules[Optimizer.__module__]
 # Empty unless a hook was registered for all optimizers.
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
 _NONFINITE = ("skip", "raise", "propagate")
-# Keys that another optimizer's state_dict may bring and that must not steer this one.
-_FOREIGN = ("foreach", "fused", "differentiable", "capturable")
 
 
 class FatClipOptimizer(LocalRound):
@@ -51,7 +50,8 @@ class FatClipOptimizer(LocalRound):
     Args:
         params: parameters or groups, as for every torch optimizer.
         lr: learning rate; a float or a 0-dim tensor.
-        lam: clipping threshold, > 0, the same for all groups. math.inf switches clipping off.
+        lam: clipping threshold, > 0, the same for all groups. math.inf switches clipping off. A Quantile, or another
+            class with its two methods, follows the norms; param_groups hold its current number.
         momentum: as in torch.optim.SGD, like the next four.
         dampening: see momentum.
         weight_decay: see momentum.
@@ -70,7 +70,7 @@ class FatClipOptimizer(LocalRound):
         params: Any,
         lr: float | Tensor = 1e-2,
         *,
-        lam: float | Tensor,
+        lam: float | Tensor | Threshold,
         momentum: float = 0,
         dampening: float = 0,
         weight_decay: float = 0,
@@ -88,13 +88,9 @@ class FatClipOptimizer(LocalRound):
             raise ValueError(f"fused=True needs the native extension: {cpu.REASON}")
         self.nonfinite = nonfinite
         self.fused = fused
-        # Written in place, and not 0-dim: torch.compile loses assignments and writes to 0-dim float64 tensors.
-        self._norm = torch.zeros(1, dtype=torch.float64, device="cpu")
-        self._skips = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._device_skips: Tensor | None = None  # counted by the CUDA kernels
         defaults = {
             "lr": lr,
-            "lam": lam,
+            "lam": self._start_record(lam),
             "momentum": momentum,
             "dampening": dampening,
             "weight_decay": weight_decay,
@@ -102,16 +98,6 @@ class FatClipOptimizer(LocalRound):
             "maximize": maximize,
         }
         super().__init__(params, defaults)
-
-    @property
-    def last_norm(self) -> Tensor:
-        """Norm of the last step's gradient before clipping, float64; for PR after end_round(): of the round."""
-        return self._norm[0].clone()
-
-    @property
-    def skipped(self) -> int:
-        """How many steps were skipped, by nonfinite="skip" or by a GradScaler."""
-        return int(self._skips) + (0 if self._device_skips is None else int(self._device_skips))
 
     # ---- what every torch optimizer does
 
@@ -125,6 +111,8 @@ class FatClipOptimizer(LocalRound):
             group["params"] = params = list(params)
             if not params:
                 raise ValueError("params is an exhausted generator: nothing would be trained; pass a list")
+        if self._threshold is not None and self.param_groups:
+            group.setdefault("lam", self.param_groups[0]["lam"])
         check_group({**self.defaults, **group})
         lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
         check_one_lam(lams)
@@ -156,22 +144,36 @@ class FatClipOptimizer(LocalRound):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
+            self._step_eager()
+        elif self._is_followed and self._clips_steps:
+            self._step_outside_the_graph_because_lam_or_a_history_follows_it()
+        else:
             with torch.no_grad():
                 self._step_traced()
-            return loss
+        return loss
+
+    def _step_eager(self) -> None:
         inputs = self._gather()
         folds = self._folds() if self._in_round else []
-        if not self._run(inputs):
-            self._count_skipped(inputs)
-            return loss
+        applied = self._run(inputs)
+        if not applied and self.nonfinite == "raise":
+            self._refuse(inputs)
+        if self._is_followed and self._clips_steps and inputs.params:
+            self._set_lam(self._follow(inputs.lam))
+        if not applied:
+            return
         for p, changes in folds:
             self.state[p].update(changes)
         if True in inputs.fresh:
             for p, buffer, fresh in zip(inputs.params, inputs.buffers, inputs.fresh, strict=True):
                 if fresh:
                     self.state[p]["momentum_buffer"] = buffer
-        return loss
+
+    # the name is what torch.compile(fullgraph=True) prints
+    _step_outside_the_graph_because_lam_or_a_history_follows_it = torch._disable_dynamo(  # type: ignore[attr-defined]
+        _step_eager
+    )
 
     _observed_step = Optimizer.profile_hook_step(_step)
 
@@ -181,7 +183,7 @@ class FatClipOptimizer(LocalRound):
         if len(groups) > 1:
             check_one_lam([group["lam"] for group in groups])
         lam = read_number(groups[0]["lam"], check_lam) if self._clips_steps else math.inf
-        inputs = StepInputs(lam, self.nonfinite, self._norm)
+        inputs = StepInputs(lam, self.nonfinite, self._tally)
         if "found_inf" in self.__dict__ or "grad_scale" in self.__dict__:  # a GradScaler's, for the time of a step
             scale, inputs.found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
             inputs.scale = 1.0 if scale is None else scale
@@ -219,8 +221,8 @@ class FatClipOptimizer(LocalRound):
         backend: Backend = reference
         if self.fused is not False and inputs.params:
             backend = select_update(inputs.params[0])
-        if backend is cuda:
-            self._count_on(inputs)
+        if backend is cuda and self._tally.device != inputs.params[0].device:
+            self._tally = inputs.tally = self._tally.to(inputs.params[0].device)  # the kernels count there
         applied = None if backend is reference else backend.step(inputs)
         if applied is not None:
             return applied
@@ -240,17 +242,6 @@ class FatClipOptimizer(LocalRound):
             if t is not None and t.shape != p.shape:
                 raise ValueError(f"{self._name_of(p)} has a {what} of shape {tuple(t.shape)}; nothing was changed")
 
-    def _count_on(self, inputs: StepInputs) -> None:
-        """Keeps the norm and the count of skipped steps where the parameters are: the CUDA kernels write them there."""
-        device = inputs.params[0].device
-        if self._norm.device != device:
-            self._norm = inputs.report = torch.zeros(1, dtype=torch.float64, device=device)
-        if self._device_skips is None:
-            self._device_skips = torch.zeros(1, dtype=torch.float64, device=device)
-        elif self._device_skips.device != device:  # the model has moved
-            self._device_skips = self._device_skips.to(device)
-        inputs.skips = self._device_skips
-
     def _step_traced(self) -> None:
         """The step as operators in a graph: one norm, one update per group."""
         lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
@@ -259,13 +250,12 @@ class FatClipOptimizer(LocalRound):
         for group, update in zip(self.param_groups, updates, strict=True):
             update.norm = norm
             library.clipped_sgd_(update, group)
-        self._norm.copy_(norm[0])
-        if self.nonfinite == "skip":
-            self._skips.add_((~torch.isfinite(norm[1])).to(self._skips.device))
+        seen = Norm(norm[1], norm[2])
+        reference.count_step(self._tally, seen, lam, seen.finite if self.nonfinite == "skip" else True)
 
     def _gather_traced(self, group: dict[str, Any], lam: Any) -> StepInputs:
         """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
-        inputs = StepInputs(lam, self.nonfinite, self._norm)
+        inputs = StepInputs(lam, self.nonfinite)
         for p in group["params"]:
             if p.grad is None:
                 continue
@@ -279,12 +269,14 @@ class FatClipOptimizer(LocalRound):
                 inputs.buffers.append(state["momentum_buffer"])
         return inputs
 
-    def _count_skipped(self, inputs: StepInputs) -> None:
-        """Counts a step that was not applied, or raises an error that names the parameter."""
-        if self.nonfinite == "raise" and not inputs.is_forbidden():
-            bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
-            raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
-        self._skips += 1
+    def _refuse(self, inputs: StepInputs) -> None:
+        """Raises an error that names the parameter, unless it was a GradScaler that did not want the step."""
+        if inputs.is_forbidden():
+            return
+        self._tally[STEPS] -= 1  # an error changes no count
+        self._tally[SKIPPED] -= 1
+        bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
+        raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
 
     def _name_of(self, p: Tensor) -> str:
         """How the user finds this parameter."""
@@ -294,24 +286,6 @@ class FatClipOptimizer(LocalRound):
                     name = group["param_names"][j] if "param_names" in group else f"param_groups[{i}]['params'][{j}]"
                     return f"parameter {name} of shape {tuple(p.shape)}"
         return f"a parameter of shape {tuple(p.shape)}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("nonfinite", "fused", "_norm", "_skips", "_device_skips")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Unpickles, and takes in a loaded state_dict: what it lacks stays as it is here."""
-        lam = self.param_groups[0]["lam"] if "param_groups" in self.__dict__ else None
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for key in _FOREIGN:
-                group.pop(key, None)
-            if lam is not None:
-                group.setdefault("lam", lam)
-            for key, value in self.defaults.items():
-                if key not in _FOREIGN:
-                    group.setdefault(key, value)
-        self._in_round = any("round_start" in s for s in self.state.values())
 
 
 class FatClipPI(FatClipOptimizer):
@@ -342,7 +316,14 @@ class FatClipPR(FatClipOptimizer):
 
     def _clip_round(self, flat: Tensor) -> Tensor:
         check_one_lam([group["lam"] for group in self.param_groups])
-        self._norm.copy_(clip_rows_(as_real(flat).view(1, -1), check_lam(self.param_groups[0]["lam"])))
+        lam = read_number(self.param_groups[0]["lam"], check_lam)
+        norm = clip_rows_(as_real(flat).view(1, -1), lam)[0]
+        is_clipped = torch.isfinite(norm) & (norm > lam)
+        self._tally[NORM].copy_(norm)
+        self._tally[COEF].copy_(torch.where(is_clipped, lam / norm, 1.0))
+        self._tally[CLIPPED].add_(is_clipped.to(self._tally.device))
+        if self._is_followed:
+            self._set_lam(self._follow(lam))
         return flat
 
 

@@ -78,6 +78,21 @@ FATCLIP_DEVICE double coefficient(const Norm& norm, double lam) {
   return std::fmin(std::ldexp(c.value, c.exponent), 0x1.fffffffffffffp-1);
 }
 
+// What an optimizer remembers of its steps: the last norm and factor (0 where the step was skipped), then how many steps
+// there were, how many of them were clipped, how many skipped. Python sees five doubles.
+struct Tally {
+  double norm, coef, steps, clipped, skipped;
+
+  FATCLIP_DEVICE void add(const Norm& last, double lam, bool applied) {
+    norm = last.value();
+    coef = applied ? coefficient(last, lam) : 0;
+    steps += 1;
+    clipped += applied && last.finite() && clips(last, lam);
+    skipped += !applied;
+  }
+};
+constexpr int kTallyDoubles = 5;
+
 // c * weight, split for products in T.
 template <class T>
 FATCLIP_DEVICE Factor split(Scaled c, double weight) {

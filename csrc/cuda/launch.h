@@ -58,9 +58,8 @@ struct Decide {
   Scalar lam, scale;    // scale: by what the gradients were multiplied
   Scalar found_inf;     // above 0: skip the step
   bool skip_nonfinite;
-  double* report;   // the norm of the unscaled gradient, or null
-  double* parts;    // value, mantissa, exponent of it, or null
-  double* skips;    // counts skipped steps, or null
+  Tally* tally;     // to add the step to, or null
+  double* parts;    // value, mantissa, exponent of the norm of the unscaled gradient, or null
   double* taken;    // 1 or 0, or null
   RowState* state;  // two: the factor for float and for double arithmetic; or null
 };

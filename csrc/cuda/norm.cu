@@ -179,13 +179,12 @@ __global__ void __launch_bounds__(kThreads, 2) finish_step_kernel(const __grid_c
   const double inv_scale = 1 / read(d.scale);
   norm = norm.times(inv_scale);
   const bool take = !(read(d.found_inf) > 0) && (norm.finite() || !d.skip_nonfinite);
-  if (d.report) *d.report = norm.value();
   if (d.parts) {
     d.parts[0] = norm.value();
     d.parts[1] = norm.mantissa;
     d.parts[2] = norm.exponent;
   }
-  if (d.skips && !take) *d.skips += 1;
+  if (d.tally) d.tally->add(norm, read(d.lam), take);
   if (d.taken) *d.taken = take;
   if (!d.state) return;
   set_state<float>(d.state, norm, read(d.lam), inv_scale, take);

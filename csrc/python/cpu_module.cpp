@@ -65,9 +65,8 @@ bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fre
 }
 
 // One step: the norm (unless `known` gives its mantissa and exponent), then the update, unless `forced_skip` or
-// `skip_nonfinite` forbids it. Writes the norm of the unscaled gradient to `report` and returns whether the tensors
-// were updated.
-// params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, report, threads
+// `skip_nonfinite` forbids it. Adds the step to `tally`, unless that is None, and returns whether the tensors were updated.
+// params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, tally, threads
 py::object py_sgd_step(Args a) {
   const py::list params = a.list(0), grads = a.list(1), buffers = a.list(2), fresh = a.list(3), groups = a.list(4);
   const py::list hypers = a.list(5);
@@ -101,7 +100,8 @@ py::object py_sgd_step(Args a) {
   if (!written.disjoint()) return py::none();
   for (const SgdBlock& t : tensors)  // a gradient may be its parameter, element by element, and nothing else of these
     if (t.g != t.x && written.touch(t.g, t.n * kSize[t.dtype])) return py::none();
-  double* report = read_vector(a.object(11), 1);
+  Tally* tally = nullptr;
+  if (!a.object(11).is_none()) tally = reinterpret_cast<Tally*>(read_vector(a.object(11), kTallyDoubles));
   Norm norm;
   if (given) {
     const py::tuple parts = py::reinterpret_borrow<py::tuple>(a.object(10));
@@ -115,7 +115,7 @@ py::object py_sgd_step(Args a) {
     step = !forced_skip && (norm.finite() || !skip_nonfinite);
     if (step) sgd_update(tensors, norm, lam, inv_scale, threads);
   }
-  *report = norm.value();
+  if (tally) tally->add(norm, lam, step);
   return py::bool_(step);
 }
 

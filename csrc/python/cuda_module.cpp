@@ -78,12 +78,12 @@ bool read_update(Call& call, py::handle param, py::handle grad, py::handle buffe
 // Everything that one launch of the update shares, and the tensors that share it.
 using Batches = std::map<std::tuple<int64_t, int, int>, std::vector<cuda::Update>>;  // by group, dtype, momentum
 
-// One step: the norm (unless `known` gives its parts), the decision on the device, then the update. `report` gets the
-// norm of the unscaled gradient, `skips` one more where the step was skipped, `taken` whether it was applied.
+// One step: the norm (unless `known` gives its parts), the decision on the device, then the update. The step is
+// added to `tally`, and `taken` gets whether it was applied.
 bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& buffers, const std::vector<bool>& fresh,
                  const std::vector<int64_t>& groups, const py::list& hypers, py::handle lam, py::handle scale,
-                 py::handle found_inf, bool skip_nonfinite, py::handle known, py::handle report, py::handle skips,
-                 py::handle taken, py::object allocate, uintptr_t stream) {
+                 py::handle found_inf, bool skip_nonfinite, py::handle known, py::handle tally, py::handle taken,
+                 py::object allocate, uintptr_t stream) {
   const size_t count = params.size();
   if (grads.size() != count || buffers.size() != count || fresh.size() != count || groups.size() != count)
     throw std::invalid_argument("the lists of a step differ in length");
@@ -114,8 +114,7 @@ bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& 
   d.scale = call.scalar(scale);
   d.found_inf = call.scalar(found_inf);
   d.skip_nonfinite = skip_nonfinite;
-  d.report = call.optional(report, 1);
-  d.skips = call.optional(skips, 1);
+  d.tally = reinterpret_cast<Tally*>(call.optional(tally, kTallyDoubles));
   d.taken = call.optional(taken, 1);
   double* room = call.workspace(2 * kStateDoubles + d.count * kPartialDoubles);
   auto* partials = reinterpret_cast<cuda::Partial*>(room + 2 * kStateDoubles);

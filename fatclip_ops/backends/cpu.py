@@ -97,7 +97,7 @@ def _step(s: StepInputs) -> bool | None:
         s.nonfinite != "propagate",
         s.is_forbidden(),
         None if s.norm is None else (float(s.norm[1]), int(s.norm[2])),
-        s.report,
+        s.tally,
         _threads(),
     )
     return applied

@@ -117,7 +117,7 @@ def batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor |
 
 
 def step(inputs: StepInputs) -> bool | None:
-    """One step; True without asking: the device decides whether it is applied, and counts in `inputs.skips` if not.
+    """One step; True without asking: the device decides whether it is applied, and counts it.
 
     Two things need the decision here and synchronize: nonfinite="raise", and a first step with dampening.
     """
@@ -132,7 +132,7 @@ def step(inputs: StepInputs) -> bool | None:
     like = inputs.params[0]
     taken = _empty(1, like) if synchronizes else None
     kernel = _enqueues("sgd_step", like.device)
-    rest = (*_numbers(inputs), inputs.norm, inputs.report, None if synchronizes else inputs.skips, taken)
+    rest = (*_numbers(inputs), inputs.norm, inputs.tally, taken)
 
     def call(s: StepInputs) -> bool | None:
         return kernel(s.params, s.grads, s.buffers, fresh, *rest) or None

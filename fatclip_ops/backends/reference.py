@@ -161,6 +161,15 @@ def _check_one_device(params: list[Tensor]) -> None:
         raise ValueError(f"params must be on one device, got {' and '.join(devices)}; nothing was changed")
 
 
+def count_step(tally: Tensor, norm: Norm, lam: Any, applied: bool | Tensor) -> None:
+    """Adds a step to a tally; nothing is read."""
+    clipped = norm.finite & (norm.value > lam) & applied
+    coef = coefficients(norm, lam) * applied
+    ones = torch.ones_like(coef)
+    tally[:2].copy_(torch.stack([norm.value, coef]))
+    tally[2:].add_(torch.stack([ones, ones * clipped, ones - ones * applied]).to(tally.device))
+
+
 @torch.no_grad()
 def step(inputs: StepInputs) -> bool:
     _check_one_device(inputs.params)
@@ -176,7 +185,8 @@ def step(inputs: StepInputs) -> bool:
         for p, g, b, fresh, group in entries:
             clipped = clip(g.to(torch.float64) * inv_scale, norm, inputs.lam)
             sgd_(as_real(p), clipped, None if b is None else as_real(b), fresh, inputs.hypers[group])
-    inputs.report.copy_(norm.value)
+    if inputs.tally is not None:
+        count_step(inputs.tally, norm, inputs.lam, applied)
     return applied
 
 

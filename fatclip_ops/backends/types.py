@@ -41,6 +41,14 @@ class Hyper(NamedTuple):
     maximize: bool = False
 
 
+NORM, COEF, STEPS, CLIPPED, SKIPPED = range(5)  # the entries of a tally
+
+
+def make_tally() -> Tensor:
+    """What an optimizer remembers of its steps, in float64: last norm and factor; counts of all, clipped, skipped."""
+    return torch.tensor([math.nan, math.nan, 0.0, 0.0, 0.0], dtype=torch.float64, device="cpu")
+
+
 class StepInputs:
     """One optimizer step: entry i of every list belongs to parameter i.
 
@@ -50,8 +58,7 @@ class StepInputs:
     found_inf: above 0 where a GradScaler wants the step skipped. All three may be tensors on the device.
     nonfinite: "skip", "raise" or "propagate".
     norm: value, mantissa and exponent of the gradients' norm, where it is known already.
-    report: one float64 that receives the norm of the unscaled gradients.
-    skips: one float64 in which a device counts skipped steps; None on the CPU.
+    tally: where the step is counted (make_tally()), or None.
     """
 
     __slots__ = (
@@ -65,12 +72,11 @@ class StepInputs:
         "nonfinite",
         "norm",
         "params",
-        "report",
         "scale",
-        "skips",
+        "tally",
     )
 
-    def __init__(self, lam: Any = math.inf, nonfinite: str = "skip", report: Tensor | None = None) -> None:
+    def __init__(self, lam: Any = math.inf, nonfinite: str = "skip", tally: Tensor | None = None) -> None:
         self.params: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.buffers: list[Tensor | None] = []
@@ -82,8 +88,7 @@ class StepInputs:
         self.found_inf: Any = None
         self.nonfinite = nonfinite
         self.norm: Tensor | None = None
-        self.report = torch.empty(1, dtype=torch.float64, device="cpu") if report is None else report
-        self.skips: Tensor | None = None
+        self.tally = tally
 
     def with_tensors(self, params: list[Tensor], grads: list[Tensor], buffers: list[Tensor | None]) -> "StepInputs":
         """The same step on other tensors."""

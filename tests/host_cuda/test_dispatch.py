@@ -138,9 +138,9 @@ def test_the_module_checks_its_arguments(device, host_cuda):
     with pytest.raises(ValueError, match=r"allocate\(\) returned"):
         host_cuda.row_norms(x, norms, lambda n: torch.empty(1), 0)
     with pytest.raises(ValueError, match="differ in length"):
-        host_cuda.sgd_step([x], [], [], [], [], [], 1.0, 1.0, 0.0, True, None, norms[:1], None, None, allocate, 0)
+        host_cuda.sgd_step([x], [], [], [], [], [], 1.0, 1.0, 0.0, True, None, norms[:1], None, allocate, 0)
     with pytest.raises(ValueError, match="out of range"):
-        host_cuda.sgd_step([x], [x], [None], [False], [1], [], 1.0, 1.0, 0.0, True, None, None, None, None, allocate, 0)
+        host_cuda.sgd_step([x], [x], [None], [False], [1], [], 1.0, 1.0, 0.0, True, None, None, None, allocate, 0)
     with pytest.raises(ValueError, match="X and G differ"):
         host_cuda.batched_sgd(x, x[:1], 1.0, 1.0, norms, allocate, 0)
 

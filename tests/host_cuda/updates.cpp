@@ -8,7 +8,8 @@ namespace {
 
 struct Step {
   double known[3] = {4, 4, 0};
-  double report = -1, skips = 5, taken = -1;
+  double taken = -1;
+  Tally tally = {-1, -1, 7, 2, 5};
   cuda::RowState state[2];
   cuda::Decide decide = {};
 
@@ -17,40 +18,44 @@ struct Step {
     decide.lam.value = lam;
     decide.scale.value = 1;
     decide.skip_nonfinite = skip_nonfinite;
-    decide.report = &report;
-    decide.skips = &skips;
+    decide.tally = &tally;
     decide.taken = &taken;
     decide.state = state;
   }
   void run() { check(cuda::finish_step(decide, nullptr) == 0, "launch of a decision"); }
-  bool took() const { return taken == 1 && skips == 5 && state[0].apply && state[1].apply; }
-  bool left_out() const { return taken == 0 && skips == 6 && !state[0].apply && !state[1].apply; }
+  bool took() const { return taken == 1 && tally.skipped == 5 && state[0].apply && state[1].apply; }
+  bool left_out() const {
+    return taken == 0 && tally.skipped == 6 && tally.coef == 0 && !state[0].apply && !state[1].apply;
+  }
 };
 
 void decisions() {
   Step clipped(1, true);
   clipped.run();
-  check(clipped.took() && clipped.report == 4 && clipped.state[0].second == 0.25, "a step above lam");
+  check(clipped.took() && clipped.state[0].second == 0.25, "a step above lam");
+  check(clipped.tally.norm == 4 && clipped.tally.coef == 0.25, "the norm and the factor of a step");
+  check(clipped.tally.steps == 8 && clipped.tally.clipped == 3, "the count of clipped steps");
   Step exact(4, true);
   exact.run();
   check(exact.took() && exact.state[0].first == 1 && exact.state[0].second == 1, "a step at lam");
+  check(exact.tally.coef == 1 && exact.tally.steps == 8 && exact.tally.clipped == 2, "the count of other steps");
   Step off(INFINITY, true);
   off.run();
   check(off.took() && off.state[1].second == 1, "a step without clipping");
   Step bad(1, true);
   bad.known[0] = bad.known[1] = NAN;
   bad.run();
-  check(bad.left_out() && std::isnan(bad.report), "a step with nan");
+  check(bad.left_out() && std::isnan(bad.tally.norm), "a step with nan");
   Step passed_on(1, false);
   passed_on.known[0] = passed_on.known[1] = INFINITY;
   passed_on.run();
-  check(passed_on.took() && passed_on.state[0].second == 0, "a step with inf, propagated");
+  check(passed_on.took() && passed_on.state[0].second == 0 && passed_on.tally.clipped == 2, "a step with inf, propagated");
   double found = 1, scale = 8, lam = 0.25;
   Step scaled(0, true);
   scaled.decide.scale = {0, &scale};
   scaled.decide.lam = {0, &lam};
   scaled.run();  // the gradient is 8 times too large: norm 0.5, factor 0.5 / 8
-  check(scaled.took() && scaled.report == 0.5 && scaled.state[0].second == 0.0625, "a scaled step");
+  check(scaled.took() && scaled.tally.norm == 0.5 && scaled.state[0].second == 0.0625, "a scaled step");
   scaled.decide.found_inf = {0, &found};
   scaled.run();
   check(scaled.left_out(), "a step that a scaler calls off");
