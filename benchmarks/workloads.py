@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from fedsim import seeding
+from fedsim.batches import BatchSampler
 from fedsim.config import Config
 from fedsim.data import Dataset
 from fedsim.engines.quadratic import QuadraticRounds
-from fedsim.learning_task import LearningTask
-from fedsim.models.base import Model
+from fedsim.learning_task import deal
 
 EXPORTED_ROUNDS = 3
 ALGORITHMS = ("fatclip-pi", "fedavg")
@@ -135,23 +135,16 @@ def _noise(config: Config, seeds: int, rounds: int) -> tuple[dict[str, np.ndarra
     return {"start": quadratic.start().numpy(), "noise": xi.numpy()}, xi[0].numel() // config.dim
 
 
-class _RowNumbers(Model):
-    """Stands in for the model of a problem whose samples are their own row numbers."""
-
-    def store(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return x
-
-
 def _batches(config: Config, dataset: Dataset, rounds: int) -> tuple[dict[str, np.ndarray], int]:
     start = config.about.model().start(config.seed, torch.float32)
-    # A task keeps its samples client by client; with row numbers for samples it shows which those are.
-    task = LearningTask(config, dataset=replace(dataset, x=torch.arange(len(dataset.y))), model=_RowNumbers())
-    rows_of = task.x.numpy()
+    parts = deal(config, dataset).train.parts
+    rows_of = np.concatenate(parts)  # a task keeps its samples client by client
+    sampler = BatchSampler(config, np.array([len(part) for part in parts]))
     arrays = {"start": start.numpy(), "x": dataset.x.numpy(), "y": dataset.y.numpy()}
     total = 0
     for r in range(rounds):
         clients = seeding.participants(config.seed, r, config.clients, config.participating)
-        steps = list(task.sampler.draw(r, clients).batches)
+        steps = list(sampler.draw(r, clients).batches)
         sizes = np.stack([step.counts for step in steps], axis=1)
         rows = [rows_of[step.index[j, : step.counts[j]]] for j in range(len(clients)) for step in steps]
         arrays |= {f"rows_{r}": np.concatenate(rows), f"sizes_{r}": sizes}

@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import seeding
 from .config import Config
-
-Indices = NDArray[np.int64]
+from .seeding import Indices, Words
 
 
 @dataclass(frozen=True)
@@ -22,10 +20,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The local steps of some clients: how many each of them does, and the batches of all in order."""
+    """The local steps of some clients: how many each of them does, the batches of all in order, and a random key each.
+
+    The key of a client, folded with a step's number, seeds what its module draws in that step.
+    """
 
     steps: Indices
     batches: Iterator[Batch]
+    keys: Words
 
 
 class BatchSampler:
@@ -45,11 +47,14 @@ class BatchSampler:
 
     def draw(self, round_: int, clients: Indices) -> LocalWork:
         """The local work of a round."""
-        return LocalWork(self.steps(clients), self._batches(round_, clients))
+        return LocalWork(self.steps(clients), self._batches(round_, clients), self._keys(round_, clients))
 
     def draw_everything(self, clients: Indices) -> LocalWork:
         """As many local steps as in a round, each on all samples of the client."""
-        return LocalWork(self.steps(clients), self._whole_batches(clients))
+        return LocalWork(self.steps(clients), self._whole_batches(clients), self._keys(0, clients))
+
+    def _keys(self, round_: int, clients: Indices) -> Words:
+        return seeding.keys(self.config.seed, "module", round_, clients)
 
     def _batches(self, round_: int, clients: Indices) -> Iterator[Batch]:
         """A client that has finished has counts of 0.

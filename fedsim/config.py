@@ -10,7 +10,7 @@ from typing import Any
 from . import noise
 from .algorithms import ALGORITHMS, Algorithm
 from .errors import InputError
-from .problems import PARTITIONS, PROBLEMS, Problem
+from .problems import OWN, PARTITIONS, PROBLEMS, Problem
 
 CHOICES: dict[str, Collection[str]] = {
     "problem": PROBLEMS,
@@ -23,6 +23,7 @@ CHOICES: dict[str, Collection[str]] = {
     "dtype": ("float32", "float64"),
     "on_client_error": ("stop", "reject"),
     "nonfinite": ("reject", "propagate"),
+    "buffers": ("average", "local"),
 }
 
 Rule = tuple[Callable[[Any], bool], str]
@@ -88,6 +89,8 @@ class Config:
     eval_every: int = 1
     on_client_error: str = "stop"
     nonfinite: str = "reject"  # a client's update with nan or inf: left out of the sum, or the end of the model
+    buffers: str = "average"  # of a module, such as BatchNorm's statistics
+    own: str = ""  # the fingerprint of a model and data that come from Python
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -99,6 +102,8 @@ class Config:
             self._force(clients=1, participants=None, local_steps=1, local_epochs=None, partition="iid")
         elif self.local_steps is None and self.local_epochs is None:
             self._force(local_steps=1)
+        if self.problem == OWN:
+            self._force(partition="given")
         self._check_clients()
         self._check_problem()
 
@@ -123,7 +128,7 @@ class Config:
             )
 
     def _check_problem(self) -> None:
-        if self.about.dataset is None:
+        if self.about.stacks_seeds:
             if self.device != "cpu":
                 raise InputError(f"device={self.device}: {self.problem} is a few numbers, and runs on cpu")
             if self.local_epochs is not None:
@@ -163,6 +168,11 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Every setting, ready for JSON: infinity is the word "inf"."""
         return {key: "inf" if value == math.inf else value for key, value in asdict(self).items()}
+
+    def to_settings(self) -> list[str]:
+        """What differs from the defaults, as "key=value"."""
+        usual = Config().to_dict()
+        return [f"{key}={value}" for key, value in self.to_dict().items() if value != usual[key]]
 
     def with_settings(self, settings: Iterable[str]) -> "Config":
         """A new Config with "key=value" settings; setting one of local_steps and local_epochs clears the other."""

@@ -1,6 +1,7 @@
 """A learning task: a model, the clients' samples and the test set of one configuration."""
 
 import contextlib
+import copy
 import mmap
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from . import seeding
-from .batches import BatchSampler, Indices
+from . import data, seeding
+from .batches import BatchSampler
 from .config import Config
+from .data import partition
+from .data.dataset import Dataset
+from .data.samples import ClientData, Samples, Split
 from .errors import InputError
 from .models.base import Model
+from .seeding import Indices
 
 _EVALUATED_AT_ONCE = 500
 _STORED_AT_ONCE = 1000
@@ -25,31 +29,37 @@ _STORED_AT_ONCE = 1000
 class LearningTask:
     """Model, samples and batches of one configuration; samples are kept client by client.
 
-    dataset: as `fedsim.data.load` gives it; None loads the one of the configuration's problem.
-    model: in place of the problem's own, for example a smaller one.
+    dataset: as `fedsim.data.load` gives it, or already dealt to the clients; None loads that of the problem.
+    model: in place of the problem's, for example a smaller one.
     """
 
     def __init__(
-        self, config: Config, *, dataset: Any = None, model: Model | None = None, data_root: Path | None = None
+        self,
+        config: Config,
+        *,
+        dataset: Dataset | ClientData | None = None,
+        model: Model | None = None,
+        data_root: Path | None = None,
     ) -> None:
-        from . import data
-
         problem = config.about
-        assert problem.dataset is not None
-        assert problem.model is not None
         self.device = find_device(config)
-        dataset = data.load(problem.dataset, data_root) if dataset is None else dataset
-        self.config, self.model = config, problem.model() if model is None else model
+        if dataset is None:
+            if problem.dataset is None:
+                raise InputError(f"problem={problem.name} has its model and data from Python: fedsim.simulate(...)")
+            dataset = data.load(problem.dataset, data_root)
+        if model is None:
+            assert problem.model is not None
+            model = problem.model()
+        dealt = dataset if isinstance(dataset, ClientData) else deal(config, dataset)
+        self.config, self.model = config, copy.copy(model)
         self.dtype = getattr(torch, config.dtype)
         self.unit = 1.0 if config.delta == "displacement" else config.eta_l  # of Delta, as a displacement
-        parts = _client_samples(config, dataset)
-        order = torch.from_numpy(np.concatenate(parts))
-        self.x, self.y = self._stored(dataset.x, order), dataset.y.long()[order].to(self.device)
-        self.sampler = BatchSampler(config, np.array([len(part) for part in parts], dtype=np.int64))
-        self._test = (dataset.test_x, dataset.test_y.long())
-        if config.partition == "roles":
-            kept = np.concatenate(dataset.test_roles[: config.clients])
-            self._test = (self._test[0][kept], self._test[1][kept])
+        order = torch.from_numpy(np.concatenate(dealt.train.parts))
+        samples = dealt.train.samples
+        self.data = [self._stored(x, order) for x in samples.inputs]
+        self.data.append(self._target(samples.y[order]))
+        self.sampler = BatchSampler(config, np.array([len(part) for part in dealt.train.parts], dtype=np.int64))
+        self._test = dealt.test
 
     def _stored(self, x: Tensor, order: Tensor) -> Tensor:
         """Samples in an order, as the model stores them, piece by piece: there is never a second copy of them all.
@@ -69,30 +79,41 @@ class LearningTask:
             target.copy_(self.model.store(x[rows], self.dtype))
         return out
 
+    def _target(self, y: Tensor) -> Tensor:
+        """Targets on the device: numbers in the model's dtype, labels as torch's losses take them."""
+        return y.to(self.device, self.dtype if y.is_floating_point() else torch.long)
+
     def on_device(self, array: NDArray[Any]) -> Tensor:
         """An array on the device of the samples."""
         return torch.from_numpy(array).to(self.device)
 
-    def start(self) -> Tensor:
-        """The initial model."""
-        return self.model.start(self.config.seed, self.dtype)
+    @cached_property
+    def start(self) -> tuple[Tensor, Tensor]:
+        """The initial model and its buffers; the module is made here."""
+        x = self.model.start(self.config.seed, self.dtype, self.device)
+        self.model.check(self.data, self.test, min(self.config.batch, int(self.sampler.sizes[0])))
+        return x, self.model.read_buffers().cpu()
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor) -> tuple[float, float]:
-        """Mean loss and accuracy on the test set."""
-        loss, right, x = 0.0, 0, x.to(self.device)
-        for rows, y in zip(*(t.split(_EVALUATED_AT_ONCE) for t in self.test), strict=True):
-            logits = self.model.logits(x, rows)
-            loss += functional.cross_entropy(logits, y, reduction="sum").item()
-            right += int((logits.argmax(1) == y).sum())
-        count = len(self.test[1])
-        return loss / count, right / count
+    def evaluate(self, x: Tensor, buffers: Tensor) -> dict[str, float]:
+        """The mean loss and the mean of every metric on the test set."""
+        x, model = x.to(self.device), self.model
+        measures = {"loss": model.loss, **model.metrics}
+        sums = dict.fromkeys(measures, 0.0)
+        model.module.eval()
+        for *stored, y in zip(*(t.split(_EVALUATED_AT_ONCE) for t in self.test), strict=True):
+            output = model.output(x, stored, buffers)
+            for name, measure in measures.items():
+                value = torch.as_tensor(measure(output, y)).to(torch.float64)
+                sums[name] += float(value.sum() * (len(y) / value.numel()))
+        model.module.train()
+        return {name: total / len(self.test[-1]) for name, total in sums.items()}
 
     @cached_property
-    def test(self) -> tuple[Tensor, Tensor]:
-        """The test set as the model stores it."""
-        x, y = self._test
-        return self.model.store(x, self.dtype).to(self.device), y.to(self.device)
+    def test(self) -> list[Tensor]:
+        """The test set as the model stores it: inputs and target."""
+        stored = [self.model.store(x, self.dtype).to(self.device) for x in self._test.inputs]
+        return [*stored, self._target(self._test.y)]
 
 
 def find_device(config: Config) -> torch.device:
@@ -104,7 +125,16 @@ def find_device(config: Config) -> torch.device:
     return device
 
 
-def _client_samples(config: Config, dataset: Any) -> list[Indices]:
+def deal(config: Config, dataset: Dataset) -> ClientData:
+    """A data set dealt to the clients of a configuration; roles bring their test samples with them."""
+    parts, test = _client_samples(config, dataset), (dataset.test_x, dataset.test_y)
+    if config.partition == "roles":
+        kept = np.concatenate((dataset.test_roles or [])[: config.clients])
+        test = (dataset.test_x[kept], dataset.test_y[kept])
+    return ClientData(Split(Samples((dataset.x,), dataset.y), parts), Samples((test[0],), test[1]))
+
+
+def _client_samples(config: Config, dataset: Dataset) -> list[Indices]:
     """The samples of each client, at most samples_per_client of them."""
     parts = _all_samples(config, dataset)
     for client, part in enumerate(parts):
@@ -124,9 +154,7 @@ def _client_samples(config: Config, dataset: Any) -> list[Indices]:
     ]
 
 
-def _all_samples(config: Config, dataset: Any) -> list[Indices]:
-    from .data import partition
-
+def _all_samples(config: Config, dataset: Dataset) -> list[Indices]:
     clients, count = config.clients, len(dataset.y)
     if config.partition == "roles":
         if dataset.roles is None or clients > len(dataset.roles):

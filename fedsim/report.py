@@ -34,7 +34,7 @@ def write(experiment: Experiment, out: Path, results: list[CellResult], table: T
 
 
 def _page(experiment: Experiment, out: Path, results: list[CellResult], table: Table, figures: Sequence[Path]) -> str:
-    title = html.escape(f"{experiment.code} {experiment.title}")
+    title = html.escape(f"{experiment.code} {experiment.title}".strip())
     starts = files.read_json(out / ENVIRONMENT)["starts"]
     request = files.read_json(out / CONFIG)["request"]
     parts = [

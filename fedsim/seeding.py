@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PURPOSES = {"model": 1, "partition": 2, "participants": 3, "batches": 4, "noise": 5}
+PURPOSES = {"model": 1, "partition": 2, "participants": 3, "batches": 4, "noise": 5, "module": 6}
 
 Words = NDArray[np.uint64]
+Indices = NDArray[np.int64]
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
@@ -52,7 +53,12 @@ def generator(seed: int, purpose: str, round_: int = 0, client: int = 0) -> np.r
 
 def torch_seed(seed: int, purpose: str) -> int:
     """A seed for a torch.Generator."""
-    return int(keys(seed, purpose)[0] >> np.uint64(1))
+    return as_seed(keys(seed, purpose))
+
+
+def as_seed(key: Words) -> int:
+    """One key as a seed of torch, which takes 63 bits."""
+    return int(key[0] >> np.uint64(1))
 
 
 def participants(seed: int, round_: int, clients: int, count: int) -> NDArray[np.int64]:

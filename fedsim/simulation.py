@@ -1,21 +1,28 @@
 """A simulation: communication rounds of one configuration, each with a record; its state is x and a round number."""
 
+import copy
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from .config import Config
+from .data.dataset import Dataset
+from .data.samples import ClientData
 from .engines.cohorts import CohortRounds
 from .engines.quadratic import QuadraticRounds
 from .engines.rounds import Clock, Observer, Rounds, quantiles
+from .engines.trial import check_stackable, try_engines
 from .errors import InputError
 from .learning_task import LearningTask
-from .models.base import Model
+from .models.base import Model, trainable
+from .problems import OWN
 
 
 class Simulation:
@@ -36,7 +43,7 @@ class Simulation:
         *,
         seeds: Sequence[int] | None = None,
         data_root: Path | None = None,
-        dataset: Any = None,
+        dataset: Dataset | ClientData | None = None,
         model: Model | None = None,
     ) -> None:
         self.config = config
@@ -45,22 +52,37 @@ class Simulation:
         if not self.seeds or (len(self.seeds) > 1 and not problem.stacks_seeds):
             raise InputError(f"seeds={list(self.seeds)}: {config.problem} takes exactly one seed")
         self.rounds_done = 0
-        self.engine, self.engine_reason = problem.choose_engine(config.engine, config.device, config.local_steps)
         self.algorithm = config.new_algorithm()
-        self._rounds: Rounds
-        if problem.dataset is None:
-            self._rounds = QuadraticRounds(config, self.seeds, self.engine)
-        else:
+        self.task: LearningTask | None = None
+        if not problem.stacks_seeds:
             config = config if config.seed == self.seeds[0] else replace(config, seed=self.seeds[0])
-            task = LearningTask(config, dataset=dataset, model=model, data_root=data_root)
-            self._rounds = CohortRounds(task, self.engine)
-        self._x = self._rounds.start()
+            self.task = LearningTask(config, dataset=dataset, model=model, data_root=data_root)
+            if config.problem == OWN and config.engine == "stacked":
+                check_stackable(self.task)
+        self._choice = problem.choose_engine(config.engine, config.device, config.local_steps)
+        self._tried = self._choice is None
+        self._x = self._rounds.start() if self.task is None else self.task.start[0].clone()
+
+    def _choose(self) -> tuple[str, str]:
+        """The engine and the reason; a model of which nothing is known is tried on both, once."""
+        if self._choice is None:
+            assert self.task is not None
+            self._choice = try_engines(self.task)
+        return self._choice
 
     @property
-    def steps_per_round(self) -> int | list[int]:
-        """Local steps a client does in a round, one number where all do as many."""
-        steps = self._rounds.client_steps()
-        return steps[0] if len(set(steps)) == 1 else steps
+    def engine(self) -> str:
+        return self._choose()[0]
+
+    @property
+    def engine_reason(self) -> str:
+        return self._choose()[1]
+
+    @cached_property
+    def _rounds(self) -> Rounds:
+        if self.task is None:
+            return QuadraticRounds(self.config, self.seeds, self.engine)
+        return CohortRounds(self.task, self.engine)
 
     @property
     def x(self) -> Tensor:
@@ -78,7 +100,8 @@ class Simulation:
         self.algorithm.server_step(self._x.view(len(self.seeds), -1), result.total, result.accepted)
         self.rounds_done += 1
         clock.lap("aggregate")
-        found = self.evaluate() if self._evaluates() else dict.fromkeys(("loss", "accuracy"), [None] * len(self.seeds))
+        nothing = dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
+        found = self.evaluate() if self._evaluates() else nothing
         clock.lap("evaluate")
         return {
             "round": self.rounds_done,
@@ -95,29 +118,47 @@ class Simulation:
         return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds
 
     def evaluate(self, *, start: bool = False) -> dict[str, Any]:
-        """Loss and accuracy on the test set (the noise-free loss of the quadratic), one entry per seed.
+        """Loss and metrics on the test set (the noise-free loss of the quadratic), one entry per seed.
 
         start: of the model before the first round.
         """
-        loss, accuracy = self._rounds.evaluate(self._rounds.start() if start else self._x)
-        return {"loss": loss, "accuracy": accuracy}
+        return self._rounds.evaluate(self._rounds.start() if start else self._x)
 
-    def state_dict(self) -> dict[str, Tensor | int]:
+    def module(self) -> nn.Module:
+        """A new module with the weights and buffers of now."""
+        if self.task is None:
+            raise InputError(f"{self.config.problem} has no module: its gradients come from a formula")
+        model = self.task.model
+        module = copy.deepcopy(model.module).cpu()
+        for p, value in zip(trainable(module), model.split(self._x), strict=True):
+            p.data, p.grad = value.clone(), None
+        buffers = model.split_buffers(self._rounds.state_dict().get("buffers", torch.empty(0)))
+        for name, held in module.named_buffers():
+            held.copy_(buffers[name])
+        return module.eval()
+
+    def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume with the same bits."""
-        return {"x": self._x.clone(), "rounds_done": self.rounds_done}
+        tried = {"engine": list(self._choose())} if self._tried else {}
+        return {"x": self._x.clone(), "rounds_done": self.rounds_done, **tried, **self._rounds.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes where `state_dict` was taken."""
+        """Resumes where `state_dict` was taken, on the engine that was found then."""
         x = state["x"]
         if x.shape != self._x.shape or x.dtype != self._x.dtype:
             here = f"{tuple(self._x.shape)} of {self._x.dtype}"
             raise InputError(f"state holds x of shape {tuple(x.shape)} and {x.dtype}, this simulation needs {here}")
+        if self._tried:
+            self._choice = (state["engine"][0], state["engine"][1])
+            self.__dict__.pop("_rounds", None)
+        self._rounds.load_state_dict(state)
         self._x.copy_(x)
         self.rounds_done = int(state["rounds_done"])
 
     def close(self) -> None:
         """Ends the workers, if there are any."""
-        self._rounds.close()
+        if "_rounds" in self.__dict__:
+            self._rounds.close()
 
     def __enter__(self) -> "Simulation":
         return self

@@ -4,6 +4,7 @@ A chunk is the unit of batched products and of partial sums. Its size belongs to
 result has the same bits for every cohort size and every number of workers.
 """
 
+import contextlib
 import math
 import traceback
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..batches import Indices, LocalWork
+from ..batches import LocalWork
 from ..learning_task import LearningTask
 from ..rows import Floats, Updates
+from ..seeding import Indices
+from .buffers import ClientBuffers
 from .rounds import PHASES, Chunk, Clock
 from .sequential import SequentialEngine
 from .stacked import StackedEngine
@@ -57,21 +60,25 @@ class ChunkReport:
 class ChunkTrainer:
     """Trains chunks in this process."""
 
-    def __init__(self, task: LearningTask, engine: str) -> None:
-        self.task = task
+    def __init__(self, task: LearningTask, engine: str, buffers: ClientBuffers) -> None:
+        self.task, self.buffers = task, buffers
         self.algorithm = task.config.new_algorithm()
         self.sequential = SequentialEngine(task)
         self.stacked = StackedEngine(task) if engine == "stacked" else None
         self.chunk = task.model.sequential_chunk if self.stacked is None else task.model.chunk
 
-    def run(self, assignment: Assignment, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor) -> ChunkReport:
+    def run(
+        self, assignment: Assignment, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, buffers: Tensor
+    ) -> ChunkReport:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
         sampler, algorithm = self.task.sampler, self.algorithm
         draw: Draw = partial(sampler.draw, assignment.round_)
         if assignment.full:
             algorithm, draw = replace(algorithm, lam=math.inf), sampler.draw_everything
-        chunk = Chunk(algorithm, clients, x_t, rows[: len(clients)], total, Clock())
-        updates, failures = self._train(chunk, draw)
+        buffers.copy_(self.buffers.of(clients))
+        chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())
+        with keep_random_state(self.task.device) if self.task.model.draws else contextlib.nullcontext():
+            updates, failures = self._train(chunk, draw)
         algorithm.send(updates)
         rejected = [int(clients[i]) for i in updates.rejected]
         report = ChunkReport(updates.norms, updates.step_norms, updates.count_clipped(), rejected, failures)
@@ -83,16 +90,17 @@ class ChunkTrainer:
 
     def _train(self, chunk: Chunk, draw: Draw) -> tuple[Updates, list[Failure]]:
         if self.stacked is None:
-            return self._train_one_by_one(chunk, draw)
+            return self.train_one_by_one(chunk, draw)
         try:
             return self.stacked.train(chunk, draw(chunk.clients)), []
         except Exception:  # find the client that failed, one after another
-            updates, failures = self._train_one_by_one(chunk, draw)
+            chunk.buffers.copy_(self.buffers.of(chunk.clients))
+            updates, failures = self.train_one_by_one(chunk, draw)
             if not failures:
                 raise
             return updates, failures
 
-    def _train_one_by_one(self, chunk: Chunk, draw: Draw) -> tuple[Updates, list[Failure]]:
+    def train_one_by_one(self, chunk: Chunk, draw: Draw) -> tuple[Updates, list[Failure]]:
         failures, step_lam, clients = [], math.inf, chunk.clients
         longest = int(self.task.sampler.steps(clients).max())
         step_norms = torch.full((longest, len(clients)), math.nan, dtype=torch.float64)
@@ -104,3 +112,8 @@ class ChunkTrainer:
                 chunk.rows[i] = math.nan
         scale, found = 1 / self.task.unit, step_norms.numpy()
         return Updates(chunk.rows, chunk.total, scale, step_lam=step_lam, step_norms=found), failures
+
+
+def keep_random_state(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Gives torch's generators back as they were: the modules' draws are seeded step by step."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

@@ -1,15 +1,17 @@
 """Rounds over a data set: chunks of clients, a cohort of them in memory at once, summed in client order."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import seeding
-from ..batches import Indices
 from ..errors import ClientError
 from ..learning_task import LearningTask
+from ..seeding import Indices
+from .buffers import ClientBuffers
 from .chunks import Assignment, ChunkReport, ChunkTrainer
 from .memory import keep_freed_memory
 from .rounds import PHASES, Clock, Observer, RoundResult
@@ -27,13 +29,16 @@ class CohortRounds:
     def __init__(self, task: LearningTask, engine: str) -> None:
         keep_freed_memory()
         self.task, self.config = task, task.config
-        self.trainer = ChunkTrainer(task, engine)
+        self.measures = ("loss", *task.model.metrics)
+        self.buffers = ClientBuffers(task.start[1], self.config.clients, self.config.buffers)
+        self.trainer = ChunkTrainer(task, engine, self.buffers)
         self.chunk = self.trainer.chunk
         chunks = -(-self.config.participating // self.chunk)
         wanted = self.config.cohort or self._default_cohort()
         self.slots = min(chunks, -(-wanted // self.chunk), _MOST_SLOTS)
         width = min(self.chunk, self.config.clients)
-        self.memory = CohortMemory.allocate(self.slots, width, task.model.dim, task.dtype, task.device)
+        sizes = self.slots, width, task.model.dim, len(self.buffers.mean)
+        self.memory = CohortMemory.allocate(*sizes, task.dtype, task.device)
         # processes share a CPU; one is enough to keep another device busy
         self.workers = min(self.config.workers, self.slots) if task.device.type == "cpu" else 1
         self.pool = WorkerPool(self.trainer, self.memory, self.workers)
@@ -45,10 +50,7 @@ class CohortRounds:
         return share * self.config.workers * self.chunk
 
     def start(self) -> Tensor:
-        return self.task.start()
-
-    def client_steps(self) -> list[int]:
-        return [int(steps) for steps in self.task.sampler.steps(np.arange(self.config.clients))]
+        return self.task.start[0].clone()
 
     def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult:
         """One round from x."""
@@ -57,6 +59,7 @@ class CohortRounds:
         self.memory.x_t.copy_(x)
         show = None if observer is None else self._show_to(observer, round_)
         total, reports = self._sum(Assignment(round_, keep=observer is not None), chosen, show)
+        self.buffers.end_round()
         if observer is not None:
             observer.end_round(round_, self.full() if observer.wants_full else None)
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
@@ -88,6 +91,8 @@ class CohortRounds:
                     raise ClientError(f"client {report.failures[0].client}: {report.failures[0].text}")
                 total += self.memory.totals[slot].cpu()
                 reports.append(report)
+                if not assignment.full:
+                    self.buffers.collect(cohort[slot], self.memory.buffers[slot, : len(cohort[slot])], report.rejected)
                 if show is not None:
                     show(cohort[slot], self.memory.rows[slot, : len(cohort[slot])], report.rejected)
         return total, reports
@@ -107,9 +112,14 @@ class CohortRounds:
         rejected = sum(len(report.rejected) for report in reports)
         return (total / max(1, len(everyone) - rejected)).to(self.task.dtype)
 
-    def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]:
-        loss, accuracy = self.task.evaluate(x)
-        return [loss], [accuracy]
+    def evaluate(self, x: Tensor) -> dict[str, list[float | None]]:
+        return {name: [value] for name, value in self.task.evaluate(x, self.buffers.mean).items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.buffers.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffers.load_state_dict(state)
 
     def close(self) -> None:
         """Ends the workers."""

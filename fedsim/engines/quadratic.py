@@ -1,6 +1,7 @@
 """Rounds of the quadratic problem: every seed and every client at once, or one after another."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 from fatclip_ops import FatClipPI, clip_rows_, row_norms
 
 from .. import noise, seeding
-from ..batches import Indices
 from ..config import Config
 from ..models import quadratic
 from ..rows import ClientRows, Updates
+from ..seeding import Indices
 from .rounds import Clock, Observer, RoundResult
 from .sequential import ModuleRow
 
@@ -65,6 +66,8 @@ class QuadraticUpdates(Updates):
 class QuadraticRounds:
     """One round for all seeds; rows of every matrix are (seed, client) in that order."""
 
+    measures: tuple[str, ...] = ("loss", "accuracy")
+
     def __init__(self, config: Config, seeds: tuple[int, ...], engine: str) -> None:
         assert config.local_steps is not None
         self.config, self.seeds, self.engine = config, seeds, engine
@@ -76,9 +79,6 @@ class QuadraticRounds:
 
     def start(self) -> Tensor:
         return quadratic.start(self.config.dim, self.dtype).repeat(len(self.seeds), 1)
-
-    def client_steps(self) -> list[int]:
-        return [self.steps]
 
     def participants(self, round_: int) -> Indices:
         c = self.config
@@ -171,8 +171,14 @@ class QuadraticRounds:
             here = here - self.config.eta_l * here
         return (sent if self.config.delta == "gradient" else sent * self.config.eta_l).to(self.dtype)
 
-    def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]:
-        return quadratic.loss(x).tolist(), [None] * len(self.seeds)
+    def evaluate(self, x: Tensor) -> dict[str, list[float | None]]:
+        return {"loss": quadratic.loss(x).tolist(), "accuracy": [None] * len(self.seeds)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load: x is all there is."""
 
     def close(self) -> None:
         """Nothing to end: all seeds advance in this process."""

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from ..algorithms import Algorithm
-from ..batches import Indices
 from ..rows import Floats
+from ..seeding import Indices
 
 PHASES = ("data", "compute", "clip_step", "aggregate", "evaluate")
 
@@ -32,13 +32,17 @@ class Clock:
 
 
 class Chunk(NamedTuple):
-    """Clients that are trained and summed together: where they start, and where their updates and the sum go."""
+    """Clients that are trained and summed together: where they start, and where their updates and the sum go.
+
+    buffers: each client's as the round begins, changed as its module changes them.
+    """
 
     algorithm: Algorithm
     clients: Indices
     x_t: Tensor
     rows: Tensor  # (clients, d)
     total: Tensor  # (d,)
+    buffers: Tensor  # (clients, e)
     clock: Clock
 
 
@@ -72,12 +76,15 @@ class RoundResult:
 
 
 class Rounds(Protocol):
-    """The communication rounds of one configuration, up to the server's sum."""
+    """The communication rounds of one configuration, up to the server's sum; measures: what `evaluate` returns."""
+
+    measures: tuple[str, ...]
 
     def start(self) -> Tensor: ...
-    def client_steps(self) -> list[int]: ...
     def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult: ...
-    def evaluate(self, x: Tensor) -> tuple[list[float], list[float | None]]: ...
+    def evaluate(self, x: Tensor) -> dict[str, list[float | None]]: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 

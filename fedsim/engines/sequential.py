@@ -4,10 +4,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fatclip_ops import FatClipOptimizer, FatClipPI
 
+from .. import seeding
 from ..batches import LocalWork
 from ..learning_task import LearningTask
 from ..rows import ClientRows
@@ -41,8 +41,7 @@ class SequentialEngine:
 
     def __init__(self, task: LearningTask) -> None:
         self.task = task
-        self.module = task.model.build().to(task.device, task.dtype)
-        self.params = list(self.module.parameters())
+        self.params = task.model.params
         self.optimizer = FatClipPI(self.params, lr=task.config.eta_l, lam=math.inf)
 
     def train(self, chunk: Chunk, number: int, work: LocalWork, step_norms: Tensor) -> float:
@@ -50,27 +49,32 @@ class SequentialEngine:
 
         Returns the threshold of its steps.
         """
-        algorithm, _, x_t, rows, _, clock = chunk
-        row = rows[number]
-        task, model = self.task, self.task.model
-        row.copy_(x_t)
+        row, task, model, clock = chunk.rows[number], self.task, self.task.model, chunk.clock
+        row.copy_(chunk.x_t)
         for p, view in zip(self.params, model.split(row.data), strict=True):
             p.data = view
+        has_buffers = chunk.buffers.numel() > 0
+        if has_buffers:
+            model.load_buffers(chunk.buffers[number])
         client = ModuleRow(row[None], self.params, self.optimizer)
         for k, batch in enumerate(work.batches):
             at = task.on_device(batch.index[0, : batch.counts[0]])
-            x, y = model.inputs(task.x[at]), task.y[at]
+            *stored, y = (d[at] for d in task.data)
             clock.lap("data")
             self.optimizer.zero_grad()
-            functional.cross_entropy(self.module(x), y).backward()
+            if model.draws:
+                torch.manual_seed(seeding.as_seed(seeding.fold(work.keys, k)))
+            model.loss(model.call(model.module, stored), y).backward()
             clock.lap("compute")
-            algorithm.local_step(client)
+            chunk.algorithm.local_step(client)
             norm = float(client.take_norms())
             clock.lap("clip_step")
             step_norms[k] = norm
             if not math.isfinite(norm):
                 row.fill_(math.nan)
                 return client.step_lam
-        torch.sub(x_t, row, out=row)
+        torch.sub(chunk.x_t, row, out=row)
+        if has_buffers:
+            chunk.buffers[number] = model.read_buffers()
         clock.lap("clip_step")
         return client.step_lam

@@ -12,7 +12,7 @@ from ..algorithms import Algorithm
 from ..batches import Batch, LocalWork
 from ..learning_task import LearningTask
 from ..rows import ClientRows, Updates
-from .rounds import Chunk, Clock
+from .rounds import Chunk
 
 
 class StackedRows(ClientRows):
@@ -95,9 +95,9 @@ class StackedEngine:
     @torch.no_grad()
     def train(self, chunk: Chunk, work: LocalWork) -> Updates:
         """The clients of a chunk; a row in which a gradient was not finite becomes nan."""
-        algorithm, _, x_t, rows, total, clock = chunk
+        algorithm, _, x_t, rows, total, _, clock = chunk
         if (work.steps == 1).all():
-            self._gradients(next(work.batches), x_t, rows, clock)
+            self._gradients(chunk, next(work.batches), x_t, rows)
             single = OneStepRows(x_t, rows)
             algorithm.local_step(single)
             return single.updates(total, self.task.unit)
@@ -105,7 +105,7 @@ class StackedEngine:
         clients = StackedRows(rows.copy_(x_t), gradients)
         norms, had = [], []
         for k, batch in enumerate(work.batches):
-            self._gradients(batch, rows if k else x_t, gradients, clock)
+            self._gradients(chunk, batch, rows if k else x_t, gradients)
             finished = None if batch.counts.all() else self.task.on_device(batch.counts == 0)
             norms.append(clients.step(algorithm, finished))
             had.append(batch.counts > 0)
@@ -117,24 +117,13 @@ class StackedEngine:
         found = step_norms.cpu().numpy()
         return Updates(rows, total, 1 / self.task.unit, step_lam=clients.step_lam, step_norms=found)
 
-    def _gradients(self, batch: Batch, rows: Tensor, out: Tensor, clock: Clock) -> None:
-        task = self.task
-        index = task.on_device(batch.index)
-        weights = sample_weights(batch, task.dtype).to(task.device)
-        clock.lap("data")
-        task.model.gradients_of(rows, (task.x, task.y), index, weights, out)
-        clock.lap("compute")
+    def _gradients(self, chunk: Chunk, batch: Batch, rows: Tensor, out: Tensor) -> None:
+        index = self.task.on_device(batch.index)
+        chunk.clock.lap("data")
+        self.task.model.gradients_at(rows, self.task.data, index, batch.counts, chunk.buffers, out)
+        chunk.clock.lap("compute")
 
     def _room(self, rows: Tensor) -> Tensor:
         if self._scratch.shape[0] < rows.shape[0]:
             self._scratch = torch.empty_like(rows)
         return self._scratch[: rows.shape[0]]
-
-
-def sample_weights(batch: Batch, dtype: torch.dtype) -> Tensor:
-    """1 / count for samples that count, 0 for padding, as (clients, b)."""
-    width, counts = batch.index.shape[1], batch.counts
-    if (counts == width).all():
-        return torch.full((), 1 / width, dtype=dtype).expand(len(counts), width)
-    inside = np.arange(width)[None, :] < counts[:, None]
-    return torch.from_numpy(inside / np.maximum(counts, 1)[:, None]).to(dtype)

@@ -6,7 +6,6 @@ and updates travel in shared memory, which the processes have from the fork; mes
 
 import contextlib
 import math
-import mmap
 import multiprocessing
 import os
 import signal
@@ -21,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batches import Indices
+from ..seeding import Indices
 from .chunks import Assignment, ChunkReport, ChunkTrainer, Failure
+from .memory import share_zeros
 
 _TOKEN = struct.Struct("i")
 
@@ -61,27 +61,26 @@ def cores_for(workers: int) -> list[int] | list[None]:
     return cores if len(cores) == workers else [None] * workers
 
 
-def share_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that forked processes share; anonymous, so the size of /dev/shm does not matter."""
-    count = max(1, torch.Size(shape).numel())
-    block = mmap.mmap(-1, count * dtype.itemsize)
-    return torch.frombuffer(block, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
-
-
 @dataclass
 class CohortMemory:
-    """Room for a cohort: the model, each chunk's rows and each chunk's sum."""
+    """Room for a cohort: the model, each chunk's rows and sum, and its clients' buffers."""
 
     x_t: Tensor
     rows: Tensor
     totals: Tensor
+    buffers: Tensor
 
     @classmethod
-    def allocate(cls, chunks: int, clients: int, d: int, dtype: torch.dtype, device: torch.device) -> "CohortMemory":
-        shapes = (d,), (chunks, clients, d), (chunks, d)
-        if device.type == "cpu":
-            return cls(*(share_zeros(*shape, dtype=dtype) for shape in shapes))
-        return cls(*(torch.zeros(shape, dtype=dtype, device=device) for shape in shapes))
+    def allocate(
+        cls, slots: int, clients: int, d: int, e: int, dtype: torch.dtype, device: torch.device
+    ) -> "CohortMemory":
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            if device.type == "cpu":
+                return share_zeros(*shape, dtype=dtype)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        rows, buffers = zeros(slots, clients, d), zeros(slots, clients, e, dtype=torch.float64)
+        return cls(zeros(d), rows, zeros(slots, d), buffers)
 
 
 class WorkerPool:
@@ -125,7 +124,9 @@ class WorkerPool:
             if self._rows is None:
                 self._rows = torch.empty_like(memory.rows[0])
             rows = self._rows
-        return self.trainer.run(assignment, clients, memory.x_t, rows, memory.totals[slot])
+        count = len(clients)
+        where = memory.x_t, rows[:count], memory.totals[slot], memory.buffers[slot, :count]
+        return self.trainer.run(assignment, clients, *where)
 
     def _share(self, assignment: Assignment, cohort: list[Indices], slots: range) -> dict[int, ChunkReport]:
         for slot in slots:

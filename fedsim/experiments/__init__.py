@@ -23,7 +23,7 @@ NAMES = (
 
 def find(name: str) -> Experiment:
     """The experiment of that name; only its own file is imported."""
-    if name not in NAMES:
+    if name not in (*NAMES, "own"):
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}"
         raise InputError(f"unknown experiment {name!r}; {hint}")

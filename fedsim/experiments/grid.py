@@ -51,7 +51,7 @@ class Experiment:
     """A named experiment: the paper's settings, what `quick` changes, the axes, the measurement and the figure.
 
     Args:
-        name, code, title: as typed, as numbered in the docs (E1...), as shown.
+        name, code, title: as typed, as numbered in the docs (E1..., empty where it is not the paper's), as shown.
         paper: the paper's settings; quick: what the quick preset replaces in them.
         axes: the grid; every combination of their levels is a cell, times the seeds.
         seeds: how many seeds each preset runs. default: the preset that runs when none is named.
@@ -166,7 +166,7 @@ class Experiment:
     def captions(self, results: list[CellResult]) -> list[str]:
         """What belongs below the table and the figure: the notes, the reading, and what differs from the paper."""
         cells = [result.cell for result in results]
-        return [*self.notes, describe_reading(cells), *describe_changes(cells)]
+        return [*self.notes, describe_reading(cells), *(describe_changes(cells) if self.code else [])]
 
     def tabulate(self, results: list[CellResult]) -> Table:
         """One row per combination of levels: what was measured and what the paper reports."""

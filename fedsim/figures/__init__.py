@@ -6,7 +6,7 @@ from ..cells import CellResult
 from ..experiments.grid import Experiment
 from ..plotting import styled
 from . import page
-from .curves import curves
+from .curves import curves, histories
 from .noise import alpha_errors, histograms, tail_indexes
 from .rates import lines, slope, slopes
 from .trials import failures, outcomes, stability
@@ -16,6 +16,7 @@ __all__ = [
     "curves",
     "failures",
     "histograms",
+    "histories",
     "lines",
     "outcomes",
     "save",

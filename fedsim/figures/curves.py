@@ -42,6 +42,16 @@ def curves(
     return figure
 
 
+def histories(results: Sequence[CellResult], keys: Sequence[str]) -> "Figure":
+    """One panel per key of the records, against the communication round."""
+    figure, axes = panels(1, len(keys), size=(3.4, 2.8))
+    for number, (ax, key) in enumerate(zip(axes[0], keys, strict=True)):
+        _band(ax, results, key, key, style_of(key, number))
+        ax.set_ylabel(f"{key} (%)" if key == "accuracy" else key)
+        count_rounds(ax)
+    return figure
+
+
 def _band(ax: "Axes", results: Sequence[CellResult], key: str, label: str, style: dict[str, str]) -> None:
     rounds, values = series(results, key)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0, method="linear")

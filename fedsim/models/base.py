@@ -1,59 +1,89 @@
 """What the engines ask of a model.
 
-A client's parameters are one row of an (m, d) matrix; a module's parameters are views of that row. A model builds its
-module, and computes the gradients of many stacked clients at once: by torch.func here, by hand where that pays.
+A client's trainable parameters are one row of an (m, d) matrix; a module's parameters are views of that row. A model
+builds its module, and computes the gradients of many stacked clients at once: by torch.func here, by hand where that
+pays. Frozen parameters stay in the module; buffers travel in rows of their own.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from .. import seeding
+from ..seeding import Indices
+
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest entry of the output along dimension 1 is the label, 0 elsewhere.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
+    [True, False]
+    """
+    return output.argmax(1) == y
 
 
 class Model:
-    """A classifier; subclasses give `build`, and more where they can do better.
+    """A module with its loss and its metrics; subclasses give `build`, and more where they can do better.
 
-    chunk: how many clients the stacked engine trains at once.
-    block: how many of them at a time; 0: all.
-    sequential_chunk: how many clients the sequential engine hands out at once.
+    loss(output, y): a scalar, the mean over the samples. metrics: each maps (output, y) to one number per sample or
+    to their mean.
+    chunk: how many clients the stacked engine trains at once; sequential_chunk: how many the sequential engine hands
+    out at once. names: of the module's inputs, where it takes them by keyword.
     """
 
     name = ""
     chunk = 10
-    block = 0
     sequential_chunk = 1
-    _room = torch.empty(0)
+    names: tuple[str, ...] = ()
+    loss: Callable[[Any, Tensor], Tensor] = staticmethod(functional.cross_entropy)
+    metrics: Mapping[str, Metric] = {"accuracy": accuracy}
+    draws = False  # whether a forward pass in training draws random numbers
 
     def build(self) -> nn.Module:
         """The module for one client, freshly initialised."""
         raise NotImplementedError
 
     def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The inputs of a data set as this model keeps them: rows are taken from it by index."""
-        return x.to(dtype).contiguous()
+        """An input of a data set as this model keeps it: rows are taken from it by index."""
+        return (x.to(dtype) if x.is_floating_point() else x).contiguous()
 
     def inputs(self, rows: Tensor) -> Tensor:
         """What the module is called with, from stored rows."""
         return rows
 
+    def start(self, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Builds the module of a seed, torch's global generator left alone; returns its weights as one vector."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeding.torch_seed(seed, "model"))
+            module = self.build()
+        vector = torch.cat([p.detach().reshape(-1) for p in trainable(module)]).to(dtype)
+        self.module = module.to(device, dtype)
+        return vector
+
+    def check(self, train: Sequence[Tensor], test: Sequence[Tensor], batch: int) -> None:
+        """Refuses stored samples that module, loss or metrics cannot take; batch: of the first local step."""
+
     @cached_property
-    def _skeleton(self) -> nn.Module:
-        """The module without memory, to be called with given parameters."""
-        with torch.device("meta"):
-            return self.build()
+    def module(self) -> nn.Module:
+        """The module that is trained and called; its own weights are those of the last client trained in it."""
+        self.start(0, torch.float32)
+        return self.module
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return trainable(self.module)
 
     @cached_property
     def shapes(self) -> list[tuple[str, torch.Size]]:
-        return [(name, p.shape) for name, p in self._skeleton.named_parameters()]
-
-    def logits(self, row: Tensor, x: Tensor) -> Tensor:
-        """The module's output for stored rows x, with the parameters in a row."""
-        params = dict(zip([name for name, _ in self.shapes], self.split(row), strict=True))
-        return functional_call(self._skeleton, params, (self.inputs(x),))  # type: ignore[no-any-return]
+        return [(name, p.shape) for name, p in self.module.named_parameters() if p.requires_grad]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -63,38 +93,121 @@ class Model:
     def dim(self) -> int:
         return sum(self.sizes)
 
-    def start(self, seed: int, dtype: torch.dtype) -> Tensor:
-        """The initial weights of a seed as one vector: torch's own, and its global generator is left alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeding.torch_seed(seed, "model"))
-            module = self.build()
-        return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).to(dtype)
-
     def split(self, rows: Tensor) -> list[Tensor]:
         """Views of each parameter: from (d,) their own shapes, from (c, d) with a leading c."""
         pieces = rows.split(self.sizes, -1)
-        return [p.view(*rows.shape[:-1], *shape) for p, (_, shape) in zip(pieces, self.shapes, strict=True)]
+        return [p.view((*rows.shape[:-1], *shape)) for p, (_, shape) in zip(pieces, self.shapes, strict=True)]
 
-    def _loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        logits = functional_call(self._skeleton, params, (self.inputs(x),))
-        return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
+    def read_buffers(self) -> Tensor:
+        """The module's buffers as one vector; float64 holds every integer that a counter reaches."""
+        flat = [b.detach().reshape(-1).to(torch.float64) for b in self.module.buffers()]
+        return torch.cat(flat) if flat else torch.empty(0, dtype=torch.float64)
 
-    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
-        """Every client's gradient of its weighted loss.
+    def load_buffers(self, row: Tensor) -> None:
+        """Sets the module's buffers from such a vector."""
+        for held, value in zip(self.module.buffers(), self.split_buffers(row).values(), strict=True):
+            held.copy_(value)
 
-        rows: the parameters, (c, d), or (d,) where all clients still share them; x: stored rows (c, b, ...); y (c, b);
-        weights (c, b) of the samples, 0 for padding; out: (c, d).
+    def split_buffers(self, rows: Tensor) -> dict[str, Tensor]:
+        """The buffers in rows of such vectors, by name and in their own dtype; an averaged counter is rounded."""
+        kinds = list(self.module.named_buffers())
+        pieces = rows.split([b.numel() for _, b in kinds], -1)
+        found = {}
+        for (name, b), piece in zip(kinds, pieces, strict=True):
+            value = piece if b.is_floating_point() else piece.round()
+            found[name] = value.view((*rows.shape[:-1], *b.shape)).to(b.device, b.dtype)
+        return found
+
+    def call(self, module: Callable[..., Any], stored: Sequence[Tensor]) -> Any:
+        """A module's output for stored inputs."""
+        values = [self.inputs(x) for x in stored]
+        return module(**dict(zip(self.names, values, strict=True))) if self.names else module(*values)
+
+    def output(self, row: Tensor, stored: Sequence[Tensor], buffers: Tensor | None = None) -> Any:
+        """The module's output with the parameters in a row."""
+        state = self._named(row) | ({} if buffers is None else self.split_buffers(buffers))
+        return self._call_with(state, stored)
+
+    def _named(self, rows: Tensor) -> dict[str, Tensor]:
+        return dict(zip([name for name, _ in self.shapes], self.split(rows), strict=True))
+
+    def _call_with(self, state: dict[str, Tensor], stored: Sequence[Tensor]) -> Any:
+        return self.call(lambda *args, **named: functional_call(self.module, state, args, named), stored)
+
+    def gradients_at(
+        self,
+        rows: Tensor,
+        data: Sequence[Tensor],
+        index: Tensor,
+        counts: Indices,
+        buffers: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Every client's gradient of the loss of its samples, out (c, d); zero for a client without samples.
+
+        rows: the parameters, (c, d), or (d,) where all clients still share them; data: stored inputs and the targets;
+        index (c, b): the samples, of which counts (c,) count; buffers (c, e): changed as the module changes them.
+        Clients with as many samples are taken together, so that no batch is padded: any loss is right, and so are the
+        statistics that a module takes over its batch.
         """
-        params = dict(zip([name for name, _ in self.shapes], self.split(rows), strict=True))
-        batched = vmap(grad(self._loss), in_dims=(0 if rows.dim() == 2 else None, 0, 0, 0))
-        found = batched(params, x, y, weights)
-        for (name, _), target in zip(self.shapes, self.split(out), strict=True):
-            target.copy_(found[name])
+        for at, count in same_counts(counts):
+            if count == 0:
+                out[at] = 0
+                continue
+            samples = [d[index[at, :count]] for d in data]
+            shared = rows.dim() == 1
+            batched = vmap(grad(self._loss, has_aux=True), in_dims=(None if shared else 0, 0, 0, 0))
+            held = self.split_buffers(buffers[at])
+            found, held = batched(self._named(rows if shared else rows[at]), held, samples[:-1], samples[-1])
+            out[at] = torch.cat([found[name].reshape(len(samples[-1]), -1) for name, _ in self.shapes], 1)
+            if held:
+                buffers[at] = torch.cat([b.reshape(len(b), -1).to(torch.float64) for b in held.values()], 1)
+
+    def _loss(
+        self, params: dict[str, Tensor], buffers: dict[str, Tensor], stored: Sequence[Tensor], y: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        held = {name: b.clone() for name, b in buffers.items()}
+        return self.loss(self._call_with(params | held, stored), y), held
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen; one that is used in two places counts once."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def same_counts(counts: Indices) -> Iterator[tuple[Any, int]]:
+    """The places of each count: a slice where it is the only one."""
+    different = np.unique(counts)
+    for count in different:
+        yield (slice(None) if len(different) == 1 else np.flatnonzero(counts == count)), int(count)
+
+
+class Classifier(Model):
+    """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size.
+
+    block: how many clients gather their samples at a time; 0: all.
+    """
+
+    block = 0
+    _room = torch.empty(0)
+
+    def gradients_at(
+        self,
+        rows: Tensor,
+        data: Sequence[Tensor],
+        index: Tensor,
+        counts: Indices,
+        buffers: Tensor,
+        out: Tensor,
+    ) -> None:
+        x, y = data
+        weights = sample_weights(counts, index.shape[1], out.dtype).to(index.device)
+        self.gradients_of(rows, (x, y), index, weights, out)
 
     def gradients_of(
         self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
     ) -> None:
-        """The same for the samples index (c, b) of stored data, a block of clients at a time.
+        """Gradients of the weighted losses of the samples index (c, b) of stored data, a block of clients at a time.
 
         What a block gathers stays in the cache until it has been used.
         """
@@ -104,6 +217,17 @@ class Model:
             x, y = self._take(data[0], index[part]), data[1].index_select(0, index[part].reshape(-1))
             self.gradients(rows if rows.dim() == 1 else rows[part], x, y.view(x.shape[:2]), weights[part], out[part])
 
+    def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
+        """The same for stored rows x (c, b, ...) and labels y (c, b); weights (c, b) are 0 for padding."""
+        batched = vmap(grad(self._weighted_loss), in_dims=(0 if rows.dim() == 2 else None, 0, 0, 0))
+        found = batched(self._named(rows), x, y, weights)
+        for (name, _), target in zip(self.shapes, self.split(out), strict=True):
+            target.copy_(found[name])
+
+    def _weighted_loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        output = self._call_with(params, (x,))
+        return (functional.cross_entropy(output, y, reduction="none") * weights).sum()
+
     def _take(self, data: Tensor, index: Tensor) -> Tensor:
         """Rows of data by a matrix of numbers, in memory used again: fresh pages cost as much as the copy."""
         needed = index.numel() * data[0].numel()
@@ -112,3 +236,11 @@ class Model:
         flat = self._room[:needed].view(index.numel(), *data.shape[1:])
         torch.index_select(data, 0, index.reshape(-1), out=flat)
         return flat.view(*index.shape, *data.shape[1:])
+
+
+def sample_weights(counts: Indices, width: int, dtype: torch.dtype) -> Tensor:
+    """1 / count for samples that count, 0 for padding, as (clients, width)."""
+    if (counts == width).all():
+        return torch.full((), 1 / width, dtype=dtype).expand(len(counts), width)
+    inside = np.arange(width)[None, :] < counts[:, None]
+    return torch.from_numpy(inside / np.maximum(counts, 1)[:, None]).to(dtype)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Model
+from .base import Classifier
 
 
 class CnnModule(nn.Module):
@@ -28,7 +28,7 @@ class CnnModule(nn.Module):
         return self.fc3(self.fc2(x).relu())  # type: ignore[no-any-return]
 
 
-class Cnn(Model):
+class Cnn(Classifier):
     """3x32x32 images, 32 and 64 maps, 1600-512-128-10: 940,362 parameters."""
 
     name = "cnn"

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from . import native
-from .base import Model
+from .base import Classifier
 
 
-class Logistic(Model):
+class Logistic(Classifier):
     """One linear layer and a softmax (MNIST: 784 to 10, 7,850 parameters)."""
 
     name = "logistic"

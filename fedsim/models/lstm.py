@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .base import Model
+from .base import Classifier
 from .recurrent import Recurrence
 
 
@@ -21,7 +21,7 @@ class LstmModule(nn.Module):
         return self.fc(states[:, -1])  # type: ignore[no-any-return]
 
 
-class Lstm(Model):
+class Lstm(Classifier):
     """80 symbols, embedding 8, two layers of 100: 133,520 parameters."""
 
     name = "lstm"

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from .base import Model
+from .base import Classifier
 from .logistic import residuals
 
 
-class Mlp(Model):
+class Mlp(Classifier):
     """Linear layers with relu between them (MNIST: 784-200-200-10, 199,210 parameters)."""
 
     name = "mlp"

@@ -10,6 +10,7 @@ from ..cells import Cell, CellResult
 from ..errors import RunError
 from ..experiments import find
 from ..experiments.grid import Experiment
+from ..problems import OWN
 from ..simulation import Simulation
 from ..table import Table
 from . import cell as cells_
@@ -46,7 +47,7 @@ class Finished:
     def text(self) -> str:
         """The title, the table and the paths of the files."""
         paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
-        title = f"{self.experiment.code}  {self.experiment.title}"
+        title = f"{self.experiment.code}  {self.experiment.title}".strip()
         return "\n".join(["", title, "", self.table.text(), "", *paths])
 
 
@@ -73,13 +74,15 @@ def run(
     *,
     watchers: Sequence[cells_.Watcher] = (),
     stopping: Callable[[], bool] = lambda: False,
+    make: Callable[[Cell], Simulation] | None = None,
 ) -> Finished:
     """Runs what is left of the cells and writes table, figure and report; `cells_.StoppedError` when asked to stop."""
     experiment = find(request.experiment)
     cells = [replace(cell, config=cell.config.with_settings(options.settings())) for cell in cells]
     directory = RunDirectory(out)
+    make = make or (lambda cell: simulate(cell, options))
     # Made before the directory is: a data set that is missing must leave nothing behind.
-    ready = {} if directory.exists() else {cells[0].name: simulate(cells[0], options)}
+    ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
     try:
         with directory:
             directory.start(request, cells)
@@ -89,7 +92,7 @@ def run(
                     cell,
                     directory.cell(cell),
                     experiment.measure,
-                    lambda cell: ready.pop(cell.name, None) or simulate(cell, options),
+                    lambda cell: ready.pop(cell.name, None) or make(cell),
                     every=options.checkpoint_every,
                     watchers=watchers,
                     stopping=stopping,
@@ -132,6 +135,8 @@ def rebuild(out: Path) -> Finished:
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
     """The command that resumes a run."""
+    if request.experiment == OWN:
+        return "start the same program again"
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
     if options is not None and options.workers is not None:
         words += ["--workers", str(options.workers)]

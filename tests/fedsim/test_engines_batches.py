@@ -108,4 +108,4 @@ def test_a_data_set_is_cut_to_the_samples_that_are_asked_for():
     with simulation(partition="iid", samples_per_client=6) as s:
         task = s._rounds.task
     assert task.sampler.sizes.tolist() == [6] * 7
-    assert len(task.x) == len(task.y) == 42
+    assert len(task.data[0]) == len(task.data[1]) == 42

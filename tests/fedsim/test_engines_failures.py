@@ -59,7 +59,7 @@ def troubled(action, marked=(3,), **settings):
     task = s._rounds.task
     for client in marked:
         first = task.sampler.offsets[client]
-        task.x[first : first + task.sampler.sizes[client], 0] = BAD
+        task.data[0][first : first + task.sampler.sizes[client], 0] = BAD
     return s
 
 
@@ -112,7 +112,7 @@ def test_a_client_that_is_not_finite_is_rejected_and_counted(engine, algorithm, 
     with simulation(data=data, partition="iid", **settings) as s:
         task = s._rounds.task
         first = task.sampler.offsets[5]
-        task.x[first : first + task.sampler.sizes[5]] = torch.inf
+        task.data[0][first : first + task.sampler.sizes[5]] = torch.inf
         record = s.step()
         assert record["rejected"] == [5]
         assert torch.isfinite(s.x).all()

@@ -26,7 +26,7 @@ with Simulation(few, dataset=data) as s:
 before = peak()
 with Simulation(few.with_values({"clients": clients}), dataset=data) as s:
     record = s.step()
-    print(json.dumps({"extra": peak() - before, "stored": s._rounds.task.x.nbytes, "norms": record["norms"]}))
+    print(json.dumps({"extra": peak() - before, "stored": s._rounds.task.data[0].nbytes, "norms": record["norms"]}))
 """
 
 

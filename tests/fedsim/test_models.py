@@ -103,4 +103,4 @@ def test_logits_come_from_the_row():
     model = MODELS["mnist-logistic"]()
     row = torch.zeros(model.dim)
     row[-CLASSES:] = torch.arange(CLASSES).float()
-    assert model.logits(row, torch.ones(2, 12)).tolist() == [[0.0, 1.0, 2.0, 3.0]] * 2
+    assert model.output(row, [torch.ones(2, 12)]).tolist() == [[0.0, 1.0, 2.0, 3.0]] * 2

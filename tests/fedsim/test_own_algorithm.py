@@ -100,8 +100,8 @@ def test_it_follows_its_twin_on_data(engine, delta, reduce, work):
             def gradient(i, k, x, batches=batches):
                 rows = batches[k].index[i, : batches[k].counts[i]]
                 params = torch.from_numpy(x).requires_grad_()
-                logits = task.x[rows] @ params[:48].view(4, 12).T + params[48:]
-                loss = torch.nn.functional.cross_entropy(logits, task.y[rows])
+                logits = task.data[0][rows] @ params[:48].view(4, 12).T + params[48:]
+                loss = torch.nn.functional.cross_entropy(logits, task.data[1][rows])
                 return torch.autograd.grad(loss, params)[0].numpy()
 
             steps = task.sampler.steps(np.arange(7)).tolist()

@@ -128,8 +128,8 @@ def test_the_full_gradient_is_the_mean_over_clients_of_their_own(engine):
             task, x, watch = s._rounds.task, s.x.clone().requires_grad_(), Watch(wants_full=True)
             losses = []
             for first, size in zip(task.sampler.offsets, task.sampler.sizes, strict=True):
-                logits = task.x[first : first + size] @ x[:48].view(4, 12).T + x[48:]
-                losses.append(torch.nn.functional.cross_entropy(logits, task.y[first : first + size]))
+                logits = task.data[0][first : first + size] @ x[:48].view(4, 12).T + x[48:]
+                losses.append(torch.nn.functional.cross_entropy(logits, task.data[1][first : first + size]))
             (expected,) = torch.autograd.grad(torch.stack(losses).mean(), x)
             s.step(watch)
             torch.testing.assert_close(watch.full, factor * expected, rtol=1e-10, atol=1e-14)
@@ -142,7 +142,6 @@ def test_the_full_pseudo_gradient_of_epochs_takes_as_many_full_steps():
             watch = Watch(wants_full=True)
             s.step(watch)
             found.append(watch.full)
-            assert s.steps_per_round == [int(k) for k in s._rounds.task.sampler.steps(range(7))]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-14)
 
 
@@ -151,7 +150,6 @@ def test_the_quadratics_full_gradient_is_x():
         x, watch = s.x[0].clone(), Watch(wants_full=True)
         s.step(watch)
         torch.testing.assert_close(watch.full, x + 0.5 * x)
-        assert s.steps_per_round == 2
 
 
 def test_the_quadratics_infinite_clients_are_rejected():
@@ -212,4 +210,4 @@ def test_roles_are_clients_and_their_test_samples_the_test_set():
     model = MODELS["shakespeare-lstm"]()
     task = LearningTask(Config(problem="shakespeare-lstm", clients=2, partition="roles"), dataset=data, model=model)
     assert task.sampler.sizes.tolist() == [50, 10]
-    assert len(task.test[1]) == 11
+    assert len(task.test[-1]) == 11

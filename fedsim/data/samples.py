@@ -1,0 +1,178 @@
+"""Samples from what researchers have: tensors, map-style data sets, Hugging Face data sets, one of them per client."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from . import partition
+from .partition import Parts
+
+TARGETS = ("label", "labels", "target", "y")  # the names that a column of targets may have
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples in memory: one row of every tensor each. names: of the inputs, where they have any."""
+
+    inputs: tuple[Tensor, ...]
+    y: Tensor
+    names: tuple[str, ...] = ()
+
+    def shape(self) -> list[tuple[int, ...]]:
+        """The shapes of one sample's inputs and target."""
+        return [tuple(t.shape[1:]) for t in (*self.inputs, self.y)]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and who has them: client i has the rows parts[i]."""
+
+    samples: Samples
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Everything that a model is trained and tested on."""
+
+    train: Split
+    test: Samples
+
+
+def split(
+    data: Any, clients: int, *, classes: int | None = None, concentration: float | None = None, seed: int = 0
+) -> Split:
+    """Deals a data set to clients: at random, by classes, or by Dirichlet shares of every class.
+
+    data: tensors (inputs..., targets), a TensorDataset, any map-style Dataset, or a Hugging Face data set.
+    classes: how many classes each client has. concentration: of the Dirichlet distribution; small is unequal.
+
+    >>> dealt = split((torch.zeros(8, 3), torch.arange(8) % 4), clients=4, classes=2)
+    >>> [len(part) for part in dealt.parts]
+    [2, 2, 2, 2]
+    """
+    if classes is not None and concentration is not None:
+        raise InputError(f"classes={classes} and concentration={concentration} are both set: give one of them")
+    samples = read(data, "the data set")
+    if classes is None and concentration is None:
+        return Split(samples, partition.iid(len(samples.y), clients, seed))
+    y = samples.y.numpy()
+    if y.ndim != 1 or samples.y.is_floating_point():
+        raise InputError(
+            f"targets of shape {tuple(y.shape)} and {samples.y.dtype} have no classes: split them at random"
+        )
+    kind = "dirichlet" if classes is None else "classes"
+    cut = partition.choose_cut(kind, clients, p=classes or 1, concentration=concentration or 1.0, seed=seed)
+    return Split(samples, cut(y))
+
+
+def read_clients(train: Any) -> Split:
+    """The training data of all clients, from `split` or from a list with one data set per client."""
+    if isinstance(train, Split):
+        return train
+    if not isinstance(train, list) or not train:
+        raise InputError("train must be fedsim.split(data, clients=...) or a list with one data set per client")
+    found = [read(data, f"client {i}'s data set", empty=True) for i, data in enumerate(train)]
+    for client, samples in enumerate(found):
+        if len(samples.y) == 0:
+            raise InputError(f"client {client} has no samples; leave it out of train")
+        check_alike(f"client {client}'s samples", samples, "client 0's", found[0])
+    columns = zip(*((*samples.inputs, samples.y) for samples in found), strict=True)
+    *inputs, y = (torch.cat(column) for column in columns)
+    ends = np.cumsum([len(samples.y) for samples in found])
+    parts = [np.arange(end - len(samples.y), end) for end, samples in zip(ends, found, strict=True)]
+    return Split(Samples(tuple(inputs), y, found[0].names), parts)
+
+
+def check_alike(name: str, samples: Samples, other_name: str, other: Samples) -> None:
+    """Refuses samples of other shapes, names or kinds of numbers."""
+    kinds = [[(*s.shape(), s.names, *(t.dtype for t in (*s.inputs, s.y)))] for s in (samples, other)]
+    if kinds[0] != kinds[1]:
+        texts = [", ".join(f"{shape}" for shape in s.shape()) + f" ({s.y.dtype} targets)" for s in (samples, other)]
+        raise InputError(f"{name} have the shapes {texts[0]}, but {other_name} {texts[1]}: all must be alike")
+
+
+def read(data: Any, name: str, *, empty: bool = False) -> Samples:
+    """A data set in memory, whatever its kind."""
+    if isinstance(data, Samples):
+        return data
+    if hasattr(data, "tensors"):
+        samples = _named(tuple(data.tensors), name)
+    elif (isinstance(data, tuple) and data and all(hasattr(column, "shape") for column in data)) or isinstance(
+        data, Mapping
+    ):
+        samples = _named(data, name)
+    elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        samples = _read_rows(data.with_format("torch") if hasattr(data, "with_format") else data, name)
+    else:
+        kinds = "tensors (inputs..., targets), a map-style Dataset or a Hugging Face data set"
+        raise InputError(f"{name} is a {type(data).__name__}; it must be {kinds}")
+    sizes = {len(t) for t in (*samples.inputs, samples.y)}
+    if len(sizes) != 1:
+        raise InputError(f"{name} has columns of unequal length: {sorted(sizes)}")
+    if not empty and sizes == {0}:
+        raise InputError(f"{name} has no samples")
+    return samples
+
+
+def _named(columns: Any, name: str) -> Samples:
+    """Samples from columns: the last is the target, or the one with a target's name."""
+    if not isinstance(columns, Mapping):
+        if len(columns) < 2:
+            raise InputError(f"{name} has {len(columns)} column: inputs and targets are needed")
+        *inputs, y = (_tensor(column, name) for column in columns)
+        return Samples(tuple(inputs), y)
+    target = next((key for key in TARGETS if key in columns), None)
+    if target is None or len(columns) < 2:
+        raise InputError(f"{name} has the columns {', '.join(map(str, columns))}; one must be called {TARGETS[0]}")
+    names = tuple(str(key) for key in columns if key != target)
+    return Samples(tuple(_tensor(columns[key], name) for key in names), _tensor(columns[target], name), names)
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    try:
+        with warnings.catch_warnings():  # an array that can only be read is read
+            warnings.simplefilter("ignore")
+            return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} holds a {type(value).__name__} where a number or a tensor is expected; give it a transform"
+        ) from None
+
+
+def _read_rows(data: Any, name: str) -> Samples:
+    """Reads a map-style data set once, sample by sample, into tensors made for it."""
+    if len(data) == 0:
+        return Samples((torch.empty(0),), torch.empty(0))
+    first = data[0]
+    one = _named(first, name)
+    columns = (*one.inputs, one.y)
+    needed, free = (
+        len(data) * sum(c.nbytes for c in columns),
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    if needed > free:
+        text = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        raise InputError(f"{name} needs {text}; use fewer or smaller samples, or pass tensors that are memory-mapped")
+    out = [torch.empty(len(data), *c.shape, dtype=c.dtype) for c in columns]
+    for i in _shown(range(len(data)), name):
+        row = _named(data[i], name)
+        for target, value in zip(out, (*row.inputs, row.y), strict=True):
+            if target.shape[1:] != value.shape:
+                shapes = f"{tuple(value.shape)}, sample 0 one of shape {tuple(target.shape[1:])}"
+                raise InputError(f"{name}: sample {i} has a tensor of shape {shapes}: all must be alike")
+            target[i] = value
+    return Samples(tuple(out[:-1]), out[-1], one.names)
+
+
+def _shown(numbers: Sequence[int], name: str) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(numbers, desc=f"reading {name}", leave=False, delay=1.0, disable=None)

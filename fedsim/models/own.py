@@ -1,0 +1,105 @@
+"""A researcher's own module, loss and metrics, checked on a first batch before anything runs."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import InputError
+from .base import Metric, Model, trainable
+
+_DTYPES = (torch.float32, torch.float64)
+_CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
+
+
+class OwnModel(Model):
+    """Any module: `make` returns it, or is it; its initial weights belong to the seed where `make` draws them."""
+
+    name = "own"
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module] | nn.Module,
+        loss: Callable[[Any, Tensor], Tensor] = functional.cross_entropy,
+        metrics: Mapping[str, Metric] | None = None,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        if not callable(make):
+            raise InputError(f"model must be a callable that returns an nn.Module, got a {type(make).__name__}")
+        self.make, self.loss, self.metrics, self.names = make, loss, dict(metrics or {}), names
+        for name in self.metrics:
+            if name in RESERVED:
+                raise InputError(f"metrics: {name!r} is the name of something that every record has; choose another")
+
+    def build(self) -> nn.Module:
+        module = copy.deepcopy(self.make) if isinstance(self.make, nn.Module) else self.make()
+        if not isinstance(module, nn.Module):
+            raise InputError(f"model must return an nn.Module, it returned a {type(module).__name__}")
+        if not trainable(module):
+            raise InputError("model has no trainable parameters")
+        dtypes = sorted({str(p.dtype) for p in module.parameters()})
+        if len(dtypes) > 1 or next(module.parameters()).dtype not in _DTYPES:
+            raise InputError(
+                f"model has parameters of {' and '.join(dtypes)}; a client's parameters are one row of a matrix, "
+                "so all must be of torch.float32 or all of torch.float64"
+            )
+        return module.train()
+
+    def check(self, train: Sequence[Tensor], test: Sequence[Tensor], batch: int) -> None:
+        """Calls module, loss and metrics on a first batch; what does not fit is one line that says so.
+
+        Also finds out whether the module draws random numbers.
+        """
+        module = copy.deepcopy(self.module)
+        *stored, y = (t[:batch] for t in train)
+        with torch.random.fork_rng(devices=[y.device] if y.device.type == "cuda" else []):
+            before = _random_state(y.device)
+            output = _attempt("model", lambda: self.call(module, stored), stored)
+            self.draws = not torch.equal(before, _random_state(y.device))
+        self._check_labels(output, train[-1], test[-1])
+        value = _attempt("loss", lambda: self.loss(output, y), [output, y])
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            what = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise InputError(f"loss must return a scalar tensor, it returned {what}; take its mean")
+        _attempt("loss", value.backward, [output, y])
+        module.eval()
+        *stored, y = (t[:batch] for t in test)
+        with torch.no_grad():
+            output = self.call(module, stored)
+            for name, metric in self.metrics.items():
+                value = _attempt(f"metric {name}", partial(metric, output, y), [output, y])
+                size = torch.as_tensor(value).numel()
+                if size != 1 and size % len(y):
+                    raise InputError(f"metric {name} returned {size} numbers for {len(y)} samples; return their mean")
+
+    def _check_labels(self, output: Any, *targets: Tensor) -> None:
+        """Labels of the losses that take class numbers must be classes of the output."""
+        by_class = self.loss in _CLASS_LOSSES or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        if not by_class or not isinstance(output, Tensor) or output.dim() < 2 or targets[0].is_floating_point():
+            return
+        ignored, classes = getattr(self.loss, "ignore_index", -100), output.shape[1]
+        for name, y in zip(("train", "test"), targets, strict=True):
+            wrong = y[((y < 0) | (y >= classes)) & (y != ignored)]
+            if len(wrong):
+                found = f"{name} has the label {int(wrong[0])}"
+                raise InputError(f"{found}, but the model's output has {classes} classes, 0 to {classes - 1}")
+
+
+RESERVED = ("round", "loss", "norms", "step_norms", "clipped", "rejected", "seconds", "phases")
+
+
+def _attempt(what: str, run: Callable[[], Any], given: Sequence[Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in given if isinstance(t, Tensor))
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(f"{what} raised {type(error).__name__}: {first} (given {shapes})") from error
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

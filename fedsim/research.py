@@ -1,0 +1,186 @@
+"""The front door for research: `simulate` trains a model of your own on data of your own."""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .cells import Cell, CellResult
+from .config import Config
+from .data.samples import ClientData, check_alike, read, read_clients
+from .errors import InputError, StoppedError
+from .history import flatten, write_csv
+from .learning_task import LearningTask
+from .models.base import Metric
+from .models.own import OwnModel
+from .plotting import new_figure, styled
+from .problems import OWN
+from .run import checkpoint, runner
+from .run.directory import Request, RunDirectory
+from .run.stop import StopOnSignal
+from .simulation import Simulation
+from .terminal import Progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Settings of the built-in problems, in whose place stand `model` and `train`.
+_TAKEN = ("problem", "clients", "partition", "classes_per_client", "concentration", "samples_per_client", "own")
+_TAKEN_TOO = ("dim", "noise", "noise_alpha", "noise_scale")
+
+
+@dataclass
+class Run:
+    """A finished simulation: `history` has one dict of plain numbers per round, `model` the trained weights."""
+
+    config: Config
+    history: list[dict[str, Any]]
+    model: nn.Module
+    engine: str
+    engine_reason: str
+    out: Path | None = None
+
+    def to_pandas(self) -> Any:
+        """The history as a DataFrame."""
+        return importlib.import_module("pandas").DataFrame(self.history)
+
+    def to_csv(self, path: str | Path) -> None:
+        """Writes the history, one line per round."""
+        write_csv(path, self.history)
+
+    def plot(self, *columns: str) -> "Figure":
+        """Draws columns of the history, "loss" by default, against the round."""
+        columns = columns or ("loss",)
+        with styled():
+            figure = new_figure(4.4, 3.2)
+            ax = figure.subplots()
+            for column in columns:
+                known = [(row["round"], row[column]) for row in self.history if row.get(column) is not None]
+                if not known:
+                    raise InputError(
+                        f"plot({column!r}): there is no such column; there are {', '.join(self.history[-1])}"
+                    )
+                ax.plot(*zip(*known, strict=True), label=column)
+            ax.set_xlabel("communication round")
+            ax.set_ylabel(", ".join(columns))
+            ax.legend()
+        return figure
+
+
+def simulate(
+    model: Callable[[], nn.Module] | nn.Module,
+    train: Any,
+    test: Any,
+    *,
+    loss: Callable[[Any, Tensor], Tensor] = functional.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Trains a module on clients' data and returns the run.
+
+    Args:
+        model: a callable that returns an nn.Module (its random weights belong to the seed), or a module to start from.
+        train: `split(data, clients=...)`, or a list with one data set per client.
+        test: the test set: tensors (inputs..., targets), a map-style Dataset or a Hugging Face data set.
+        loss: maps (output, targets) to a scalar, the mean over the samples.
+        metrics: by name; each maps (output, targets) to one number per sample or to their mean.
+        out: a run directory with journal, checkpoints, figure and report; the same call resumes a run that was killed.
+        progress: whether to show a progress bar.
+        settings: keys of `Config`: algorithm, lam, eta_l, local_epochs, participants, rounds, seed, workers, buffers...
+
+    >>> import torch, fedsim
+    >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    >>> data = x, x.sum(1, keepdim=True)
+    >>> settings = {"loss": functional.mse_loss, "rounds": 30, "batch": 5, "progress": False}
+    >>> run = simulate(lambda: nn.Linear(3, 1), fedsim.split(data, clients=6), data, **settings)
+    >>> run.history[-1]["loss"] < 0.1 * run.history[0]["loss"]
+    True
+    """
+    sim = prepare(model, train, test, loss=loss, metrics=metrics, **settings)
+    watchers = [Progress(1)] if progress else []
+    with sim:
+        records = _run_here(sim, watchers) if out is None else _run_in(Path(out), sim, watchers)
+    rows = [flatten(record) for record in records]
+    where = None if out is None else Path(out)
+    return Run(sim.config, rows, sim.module(), sim.engine, sim.engine_reason, where)
+
+
+def prepare(
+    model: Callable[[], nn.Module] | nn.Module,
+    train: Any,
+    test: Any,
+    *,
+    loss: Callable[[Any, Tensor], Tensor] = functional.cross_entropy,
+    metrics: Mapping[str, Metric] | None = None,
+    **settings: Any,
+) -> Simulation:
+    """The simulation that `simulate` runs, everything checked: for your own loop over `step()`."""
+    for key in (*_TAKEN, *_TAKEN_TOO):
+        if key in settings:
+            raise InputError(f"{key} is a setting of the built-in problems; model and train stand in its place")
+    dealt = read_clients(train)
+    tested = read(test, "the test set")
+    check_alike("the test samples", tested, "the training samples", dealt.samples)
+    config = Config().with_values({"problem": OWN, "clients": len(dealt.parts), "rounds": 100, **settings})
+    own = OwnModel(model, loss, metrics, dealt.samples.names)
+    sim = Simulation(config, dataset=ClientData(dealt, tested), model=own)
+    assert sim.task is not None
+    sim.config = replace(config, own=fingerprint(sim.task))
+    return sim
+
+
+def fingerprint(task: LearningTask) -> str:
+    """A hash of the initial weights, the clients' samples, the test set and the names of loss and metrics."""
+    names = [getattr(task.model.loss, "__name__", type(task.model.loss).__name__), *task.model.metrics]
+    digest = hashlib.sha256("\n".join(names).encode())
+    digest.update(np.ascontiguousarray(task.sampler.sizes).tobytes())
+    for tensor in (*task.start, *task.data, *task.test):
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _run_here(sim: Simulation, watchers: Sequence[Progress]) -> list[dict[str, Any]]:
+    """All rounds in memory."""
+    cell, records = Cell({}, sim.config, sim.seeds, sim.config), []
+    try:
+        for watcher in watchers:
+            watcher.begin(cell, sim.engine, 0)
+        while sim.rounds_done < sim.config.rounds:
+            records.append(sim.step())
+            for watcher in watchers:
+                watcher.round(records[-1])
+        for watcher in watchers:
+            watcher.end(CellResult(cell, records, {}), False)
+    finally:
+        for watcher in watchers:
+            watcher.close()
+    return records
+
+
+def _run_in(out: Path, sim: Simulation, watchers: Sequence[Progress]) -> list[dict[str, Any]]:
+    """All rounds that the run directory does not have yet; the simulation ends in the state of the last."""
+    asked = Request(OWN, "paper", settings=tuple(sim.config.to_settings()))
+    request, cells = runner.plan(asked, out, resume=RunDirectory(out).exists(), given=("settings",))
+    try:
+        with StopOnSignal() as stop:
+            options = runner.Options(command="fedsim.simulate(...)")
+            finished = runner.run(request, cells, out, options, watchers=watchers, stopping=stop, make=lambda _: sim)
+    except StoppedError:
+        raise StoppedError(f"stopped; the same call resumes the run in {out}") from None
+    finally:
+        for watcher in watchers:
+            watcher.close()
+    if sim.rounds_done < sim.config.rounds:  # the run had been finished before
+        found = checkpoint.newest(RunDirectory(out).cell(cells[0]), sim.config.rounds)
+        assert found is not None, "a finished cell has a checkpoint"
+        sim.load_state_dict(found[1]["simulation"])
+    return finished.results[0].records
