@@ -1,6 +1,7 @@
 """Which engine is faster for a model of which nothing is known: a short timed trial of both."""
 
 import time
+import warnings
 from itertools import islice
 
 import numpy as np
@@ -67,7 +68,8 @@ class _Trial:
         buffers = self.buffers.of(self.clients).clone().to(self.task.device)
         where = self.x_t, self.rows, torch.zeros_like(self.x_t), buffers
         chunk = Chunk(self.trainer.algorithm, self.clients, *where, Clock())
-        with use_threads(1), keep_random_state(self.task.device):
+        with use_threads(1), keep_random_state(self.task.device), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.func names every operation that it runs client by client
             begun = time.perf_counter()
             if self.trainer.stacked is None:
                 updates, failures = self.trainer.train_one_by_one(chunk, self._draw)

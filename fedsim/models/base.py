@@ -132,7 +132,23 @@ class Model:
         return dict(zip([name for name, _ in self.shapes], self.split(rows), strict=True))
 
     def _call_with(self, state: dict[str, Tensor], stored: Sequence[Tensor]) -> Any:
-        return self.call(lambda *args, **named: functional_call(self.module, state, args, named), stored)
+        everywhere = {place: value for name, value in state.items() for place in self._places.get(name, (name,))}
+        return self.call(
+            lambda *args, **named: functional_call(self.module, everywhere, args, named, tie_weights=False), stored
+        )
+
+    @cached_property
+    def _places(self) -> dict[str, list[str]]:
+        """Every place of the parameters that have several; a submodule that is used twice is one place.
+
+        torch.func ties weights by itself, and leaves tensors in the place of parameters where a submodule is shared.
+        """
+        found: dict[int, list[str]] = {}
+        for owner, module in self.module.named_modules():
+            for key, p in module._parameters.items():
+                if p is not None:
+                    found.setdefault(id(p), []).append(f"{owner}.{key}".lstrip("."))
+        return {places[0]: places for places in found.values() if len(places) > 1}
 
     def gradients_at(
         self,

@@ -41,7 +41,7 @@ def needs(*modules):
 
 
 def test_every_example_has_a_test():
-    tested = {"synthetic_cauchy.py", "drop_in.py", *TRAINERS}
+    tested = {"synthetic_cauchy.py", "drop_in.py", "own_model.py", "own_transformer.py", *TRAINERS}
     assert {p.name for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -105,3 +105,17 @@ def test_a_trainer_learns_and_resumes(name, tmp_path):
     assert norms
     assert all(0 < norm < math.inf for norm in norms)
     assert set(numbers(r"skipped (\d+)", text)) == {0}
+
+
+def test_a_network_of_ones_own_runs_on_stand_in_data(tmp_path):
+    text = printed("own_model.py", "--random", "--rounds", "2", cwd=tmp_path)
+    assert re.search(r"^(sequential|stacked) engine \(trial of 10 clients", text, re.M)
+    assert numbers(r"round +2  loss (\S+)", text)[0] < math.inf
+    assert "84,442 parameters" in text
+
+
+def test_a_transformer_of_ones_own_learns_a_rule(tmp_path):
+    text = printed("own_transformer.py", "--random", "--clients", "4", "--rounds", "4", cwd=tmp_path)
+    assert "sequential engine (not stacked: its forward pass draws random numbers" in text
+    accuracy = numbers(r"accuracy (\S+)", text)
+    assert accuracy[-1] > 0.5  # of 80 symbols; the next character follows from the one before it

@@ -1,0 +1,134 @@
+"""Runs of one's own: history, files, resume after a kill, report, and that a non-picklable model has workers."""
+
+import csv
+import doctest
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from own_cases import Plain, images
+from run_cases import facts
+
+import fedsim
+from fedsim import history, research
+from fedsim.cli import main
+from fedsim.data import samples
+from fedsim.models import base
+
+SETTINGS = {"algorithm": "fatclip-pi", "lam": 0.5, "batch": 4, "local_epochs": 1, "participants": 5, "rounds": 6}
+
+
+def simulate(out=None, **changes):
+    settings = {"metrics": {"accuracy": fedsim.accuracy}, "progress": False, **SETTINGS, **changes}
+    local = 2  # a closure: forked workers need no pickling
+    train = fedsim.split(images(), clients=7, classes=3)
+    return fedsim.simulate(lambda: Plain(norm=local == 2), train, images(30, seed=1), out=out, **settings)
+
+
+@pytest.mark.parametrize("module", [research, samples, history, base])
+def test_the_examples_in_the_docstrings_run(module):
+    done = doctest.testmod(module)
+    assert (done.failed, done.attempted > 0) == (0, True)
+
+
+def test_a_run_has_history_files_plot_and_model(tmp_path):
+    run = simulate(rounds=4, eval_every=2)
+    assert [row["round"] for row in run.history] == [1, 2, 3, 4]
+    assert [row["accuracy"] is None for row in run.history] == [True, False, True, False]
+    assert run.history[0]["norm_median"] > 0
+    run.to_csv(tmp_path / "run.csv")
+    rows = list(csv.DictReader((tmp_path / "run.csv").open()))
+    assert [float(row["loss"]) for row in rows if row["loss"]] == [r["loss"] for r in run.history if r["loss"]]
+    assert len(run.plot("loss", "accuracy").axes[0].lines) == 2
+    with pytest.raises(fedsim.InputError, match=r"plot\('acc'\): there is no such column"):
+        run.plot("acc")
+    x, y = images(30, seed=1)
+    with torch.no_grad():
+        right = (run.model(x).argmax(1) == y).double().mean().item()
+    assert right == run.history[-1]["accuracy"]
+
+
+def test_pandas_takes_the_history(monkeypatch):
+    class Pandas:
+        DataFrame = staticmethod(len)
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)
+    assert simulate(rounds=2).to_pandas() == 2
+
+
+def test_a_run_directory_has_everything_and_the_same_call_finds_it_finished(tmp_path, capsys):
+    out = tmp_path / "mine"
+    kept = simulate(out)
+    plain = simulate(engine=kept.engine)  # a second trial may end otherwise
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), kept.model.parameters(), strict=True))
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "environment.json", "own.png", "own.svg", "report.html"} <= names
+    again = simulate(out)
+    assert again.history == kept.history
+    assert all(torch.equal(a, b) for a, b in zip(again.model.buffers(), kept.model.buffers(), strict=True))
+    assert main(["report", str(out)]) == 0
+    assert "last accuracy" in capsys.readouterr().out
+    engine = json.loads((out / "cells" / "the-run" / "result.json").read_text())
+    assert engine["engine"] == kept.engine
+    assert engine["reason"] == kept.engine_reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"lam": 0.6}, "lam=0.6 here, but lam=0.5"),
+        ({"seed": 1}, "seed=1 here"),
+        ({"metrics": {}}, "own=.* here, but own="),
+    ],
+)
+def test_another_run_does_not_resume_this_one(tmp_path, changes, text):
+    out = tmp_path / "mine"
+    simulate(out)
+    with pytest.raises(fedsim.InputError, match=text):
+        simulate(out, **changes)
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
+    monkeypatch.setattr("fedsim.run.cell.SECONDS_BETWEEN_CHECKPOINTS", 0.05)
+    settings = {"rounds": 60, "engine": "sequential"}
+    whole = simulate(tmp_path / "whole", **settings)
+    process = multiprocessing.get_context("fork").Process(
+        target=simulate, args=(tmp_path / "killed",), kwargs={**settings, "workers": 2}
+    )
+    process.start()
+    journal = tmp_path / "killed" / "cells" / "the-run" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 20):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    resumed = simulate(tmp_path / "killed", **settings)
+    assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True)
+    )
+
+
+def test_a_bar_is_shown_and_closed(capsys):
+    simulate(progress=True, rounds=2)
+    shown = capsys.readouterr().err
+    assert "the run: loss" in shown
+    assert math.isfinite(float(shown.split("loss ")[-1].split(",")[0]))
+
+
+def test_the_front_door_is_found_without_torch():
+    program = "import fedsim, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        fedsim.simulat  # noqa: B018
