@@ -141,6 +141,24 @@ def check_group(group: dict[str, Any]) -> None:
         )
 
 
+REQUIRED: Any = object()  # the default of an argument that has none, so that its absence gets a message of its own
+_OTHER_NAMES = ("max_norm", "clip", "max_grad_norm", "clip_grad", "clip_value", "threshold")  # of lam, elsewhere
+
+
+def check_arguments(name: str, params: Any, lam: Any, unknown: dict[str, Any]) -> None:
+    """Refuses what new users of an optimizer pass: another library's name of lam, no lam, a module for params."""
+    for key, value in unknown.items():
+        if key in _OTHER_NAMES:
+            raise TypeError(
+                f"{name}() got {key}={value!r}: the threshold is called lam: {name}(params, lr, lam={value!r})"
+            )
+        raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
+    if lam is REQUIRED:
+        raise TypeError(f"{name}() needs lam, the clipping threshold: {name}(params, lr=0.1, lam=1.0)")
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(f"params got a {type(params).__name__}; write {name}(model.parameters(), ...)")
+
+
 def check_one_lam(lams: list[Any]) -> None:
     """The threshold is one for all groups."""
     first = lams[0]

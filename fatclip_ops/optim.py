@@ -6,6 +6,7 @@ per round). Both update as torch.optim.SGD does.
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from .backends import cpu, cuda, read_number, reference, select_update
 from .backends.layout import as_real
 from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, Backend, Hyper, Norm, StepInputs
 from .checks import (
+    REQUIRED,
+    check_arguments,
     check_choice,
     check_flag,
     check_group,
@@ -38,6 +41,10 @@ _torch_module = sys.modules[Optimizer.__module__]
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
 _NONFINITE = ("skip", "raise", "propagate")
+_OUTSIDE = (
+    "FatClipPR.step() outside of a round clips nothing. Before the local steps: opt.begin_round(). After them: "
+    "delta = opt.end_round()."
+)
 
 
 class FatClipOptimizer(LocalRound):
@@ -62,6 +69,7 @@ class FatClipOptimizer(LocalRound):
         fused: True insists on the native kernels, False takes plain PyTorch, None decides.
     """
 
+    _warns = False  # whether a step outside of a round is to be warned of
     _are_inference = False  # whether some parameter was made in inference mode
     _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling p.grad
 
@@ -70,7 +78,7 @@ class FatClipOptimizer(LocalRound):
         params: Any,
         lr: float | Tensor = 1e-2,
         *,
-        lam: float | Tensor | Threshold,
+        lam: float | Tensor | Threshold = REQUIRED,
         momentum: float = 0,
         dampening: float = 0,
         weight_decay: float = 0,
@@ -78,9 +86,11 @@ class FatClipOptimizer(LocalRound):
         maximize: bool = False,
         nonfinite: str = "skip",
         fused: bool | None = None,
+        **unknown: Any,
     ) -> None:
         if type(self) is FatClipOptimizer:
             raise TypeError("FatClipOptimizer is the base class: use FatClipPI or FatClipPR")
+        check_arguments(type(self).__name__, params, lam, unknown)
         check_choice("nonfinite", nonfinite, _NONFINITE)
         if fused is not None:
             check_flag("fused", fused)
@@ -97,6 +107,7 @@ class FatClipOptimizer(LocalRound):
             "nesterov": nesterov,
             "maximize": maximize,
         }
+        check_group(defaults)  # before params, as torch does
         super().__init__(params, defaults)
 
     # ---- what every torch optimizer does
@@ -117,7 +128,10 @@ class FatClipOptimizer(LocalRound):
         lams = [g["lam"] for g in [*self.param_groups, {**self.defaults, **group}]]
         check_one_lam(lams)
         for entry in params if isinstance(params, (list, tuple)) else [params]:
-            check_parameter(entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry)
+            p = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry
+            check_parameter(p)
+            if self.fused and isinstance(p, Tensor) and p.is_meta:
+                raise RuntimeError(f"fused=True needs parameters with memory, got {describe(p)}")
         super().add_param_group(group)
         self._are_inference |= any(p.is_inference() for p in self.param_groups[-1]["params"])
         if self._in_round:
@@ -146,8 +160,8 @@ class FatClipOptimizer(LocalRound):
                 loss = closure()
         if not torch.compiler.is_compiling():
             self._step_eager()
-        elif self._is_followed and self._clips_steps:
-            self._step_outside_the_graph_because_lam_or_a_history_follows_it()
+        elif (self._is_followed and self._clips_steps) or (self._in_round and self._has_tensor_lr()):
+            self._step_outside_the_graph_which_cannot_follow_it()
         else:
             with torch.no_grad():
                 self._step_traced()
@@ -156,6 +170,9 @@ class FatClipOptimizer(LocalRound):
     def _step_eager(self) -> None:
         inputs = self._gather()
         folds = self._folds() if self._in_round else []
+        if self._warns and not self._in_round:
+            self._warns = False
+            warnings.warn(_OUTSIDE, stacklevel=4)
         applied = self._run(inputs)
         if not applied and self.nonfinite == "raise":
             self._refuse(inputs)
@@ -163,15 +180,17 @@ class FatClipOptimizer(LocalRound):
             self._set_lam(self._follow(inputs.lam))
         if not applied:
             return
-        for p, changes in folds:
-            self.state[p].update(changes)
+        if self._in_round:
+            for p, changes in folds:
+                self.state[p].update(changes)
+            self._sum_gradients(inputs.scale)
         if True in inputs.fresh:
             for p, buffer, fresh in zip(inputs.params, inputs.buffers, inputs.fresh, strict=True):
                 if fresh:
                     self.state[p]["momentum_buffer"] = buffer
 
     # the name is what torch.compile(fullgraph=True) prints
-    _step_outside_the_graph_because_lam_or_a_history_follows_it = torch._disable_dynamo(  # type: ignore[attr-defined]
+    _step_outside_the_graph_which_cannot_follow_it = torch._disable_dynamo(  # type: ignore[attr-defined]
         _step_eager
     )
 
@@ -201,7 +220,7 @@ class FatClipOptimizer(LocalRound):
             if g is None:
                 continue
             if g.layout is not torch.strided:
-                raise TypeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
+                raise RuntimeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
             add_param(p)
             add_grad(g)
             if momentum:
@@ -242,8 +261,14 @@ class FatClipOptimizer(LocalRound):
             if t is not None and t.shape != p.shape:
                 raise ValueError(f"{self._name_of(p)} has a {what} of shape {tuple(t.shape)}; nothing was changed")
 
+    def _has_tensor_lr(self) -> bool:
+        """Whether lr may change in a round without a graph noticing."""
+        return any(isinstance(group["lr"], Tensor) for group in self.param_groups)
+
     def _step_traced(self) -> None:
         """The step as operators in a graph: one norm, one update per group."""
+        for p, changes in self._folds() if self._in_round else []:
+            self.state[p].update(changes)  # a skipped step moves nothing, so the sum so far is right all the same
         lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
         updates = [self._gather_traced(group, lam) for group in self.param_groups]
         norm = library.norm_parts([g for update in updates for g in update.grads])
@@ -252,6 +277,8 @@ class FatClipOptimizer(LocalRound):
             library.clipped_sgd_(update, group)
         seen = Norm(norm[1], norm[2])
         reference.count_step(self._tally, seen, lam, seen.finite if self.nonfinite == "skip" else True)
+        if self._in_round:
+            self._sum_gradients()
 
     def _gather_traced(self, group: dict[str, Any], lam: Any) -> StepInputs:
         """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
@@ -304,6 +331,8 @@ class FatClipPI(FatClipOptimizer):
 class FatClipPR(FatClipOptimizer):
     """FAT-Clipping per round: steps are plain SGD, `end_round()` clips the round's update to `lam`.
 
+    **Steps outside of `begin_round()` and `end_round()` are plain SGD: nothing is clipped.** The first one warns.
+
     >>> w = torch.nn.Parameter(torch.zeros(2))
     >>> opt = FatClipPR([w], lr=0.5, lam=5.0)
     >>> opt.begin_round()
@@ -313,6 +342,7 @@ class FatClipPR(FatClipOptimizer):
     """
 
     _clips_steps = False
+    _warns = True
 
     def _clip_round(self, flat: Tensor) -> Tensor:
         check_one_lam([group["lam"] for group in self.param_groups])

@@ -30,8 +30,8 @@ class SavedOptimizer(ClipRecord, Optimizer):
         saved = [state_dict["state"].get(i, {}) for group in state_dict["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for p, state in zip(params, saved, strict=True):
-            if "round_sum" in state:  # float64 whatever the parameter is; torch has cast it
-                self.state[p]["round_sum"] = state["round_sum"].to(p.device, copy=True)
+            for key in {"round_sum", "round_gradients"} & state.keys():  # torch has cast them to the parameter's dtype
+                self.state[p][key] = state[key].to(p.device, copy=True)
         if "clipping" in state_dict:
             self._load_record(state_dict["clipping"])
         if self._threshold is not None:
