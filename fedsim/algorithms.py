@@ -20,7 +20,8 @@ class Algorithm:
     """GFedAvg, and the base of the others; FedAvg is eta = 1 on the mean of displacements.
 
     eta_l, eta: the client's and the server's rate. lam: the clipping threshold. reduce: "mean" or "sum" of the Delta_i.
-    central: one client that does one local step.
+    central: one client that does one local step. clips_rounds: a threshold that follows norms follows those of the
+    Delta_i, not those of the local gradients.
 
     An algorithm of your own overrides what it does differently, and is registered under its name:
 
@@ -37,6 +38,7 @@ class Algorithm:
     lam: float = math.inf
     reduce: str = "mean"
     central: ClassVar[bool] = False
+    clips_rounds: ClassVar[bool] = False
 
     def local_step(self, clients: ClientRows) -> None:
         """x <- x - eta_l g"""
@@ -85,6 +87,8 @@ class FatClipPI(Algorithm):
 @register("fatclip-pr")
 class FatClipPR(Algorithm):
     """FAT-Clipping per round, Algorithm 1 of the paper."""
+
+    clips_rounds = True
 
     def send(self, updates: Updates) -> None:
         """min(1, lam / ||Delta_i||) Delta_i"""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from fatclip_ops import Quantile
+
 from . import noise
 from .algorithms import ALGORITHMS, Algorithm
 from .errors import InputError
@@ -44,6 +46,7 @@ FLOATS: dict[str, Rule] = {
     "noise_alpha": (lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
     "noise_scale": (lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
 }
+_QUANTILE: Rule = (lambda v: 0 < v < 1, "quantile: and a number between 0 and 1, such as quantile:0.8")
 OPTIONAL = ("participants", "local_steps", "local_epochs", "samples_per_client", "cohort")
 
 
@@ -69,7 +72,7 @@ class Config:
     batch: int = 64
     eta_l: float = 0.1
     eta: float = 1.0
-    lam: float = math.inf
+    lam: float | str = math.inf  # "quantile:0.8" follows that quantile of the norms, round by round
     delta: str = "displacement"
     reduce: str = "mean"
     partition: str = "iid"
@@ -152,7 +155,12 @@ class Config:
 
     def new_algorithm(self) -> Algorithm:
         """The algorithm with the rates and the threshold set here."""
-        return ALGORITHMS[self.algorithm](self.eta_l, self.eta, self.lam, self.reduce)
+        lam = math.inf if isinstance(self.lam, str) else self.lam
+        return ALGORITHMS[self.algorithm](self.eta_l, self.eta, lam, self.reduce)
+
+    def new_threshold(self) -> Quantile | None:
+        """What lam follows, if it does."""
+        return Quantile(float(self.lam.partition(":")[2])) if isinstance(self.lam, str) else None
 
     @property
     def participating(self) -> int:
@@ -209,6 +217,9 @@ def _checked(key: str, value: Any) -> Any:
     """The value in its own type, from text or JSON, or an InputError that names the key."""
     if key in OPTIONAL and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
+    if key == "lam" and isinstance(value, str) and value.startswith("quantile:"):
+        q = _number(key, value, lambda text: float(text.partition(":")[2]), _QUANTILE, False)
+        return f"quantile:{q:g}"
     if key in INTEGERS:
         return _number(key, value, _integer, INTEGERS[key], key in OPTIONAL)
     if key in FLOATS:

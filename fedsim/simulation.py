@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,6 +54,7 @@ class Simulation:
             raise InputError(f"seeds={list(self.seeds)}: {config.problem} takes exactly one seed")
         self.rounds_done = 0
         self.algorithm = config.new_algorithm()
+        self._thresholds = [t for _ in self.seeds if (t := config.new_threshold())]  # one per seed, or none
         self.task: LearningTask | None = None
         if not problem.stacks_seeds:
             config = config if config.seed == self.seeds[0] else replace(config, seed=self.seeds[0])
@@ -94,10 +96,16 @@ class Simulation:
         if observer is not None and len(self.seeds) > 1:
             raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
         began, clock = time.perf_counter(), Clock()
-        result = self._rounds.run(self.rounds_done, self._x, observer, clock)
+        lams = [float(t.current()) for t in self._thresholds] or [self.algorithm.lam] * len(self.seeds)
+        result = self._rounds.run(self.rounds_done, lams, self._x, observer, clock)
         if self.config.nonfinite == "propagate":
             result.total[result.accepted < self.config.participating] = math.nan
-        self.algorithm.server_step(self._x.view(len(self.seeds), -1), result.total, result.accepted)
+        replace(self.algorithm, lam=lams[0]).server_step(
+            self._x.view(len(self.seeds), -1), result.total, result.accepted
+        )
+        norms = result.norms if self.algorithm.clips_rounds else result.step_norms
+        for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=False):
+            threshold.observe(torch.from_numpy(seen))
         self.rounds_done += 1
         clock.lap("aggregate")
         nothing = dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
@@ -110,6 +118,7 @@ class Simulation:
             "step_norms": quantiles(result.step_norms),
             "clipped": result.clipped[0] / max(1, result.clipped[1]),
             "rejected": result.rejected,
+            **({"lam": lams} if self._thresholds else {}),
             "seconds": time.perf_counter() - began,
             "phases": clock.seconds,
         }
@@ -140,7 +149,8 @@ class Simulation:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume with the same bits."""
         tried = {"engine": list(self._choose())} if self._tried else {}
-        return {"x": self._x.clone(), "rounds_done": self.rounds_done, **tried, **self._rounds.state_dict()}
+        state = {"x": self._x.clone(), "rounds_done": self.rounds_done, **tried, **self._rounds.state_dict()}
+        return {**state, "lam": [t.state_dict() for t in self._thresholds]} if self._thresholds else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes where `state_dict` was taken, on the engine that was found then."""
@@ -152,6 +162,8 @@ class Simulation:
             self._choice = (state["engine"][0], state["engine"][1])
             self.__dict__.pop("_rounds", None)
         self._rounds.load_state_dict(state)
+        for threshold, saved in zip(self._thresholds, state.get("lam", ()), strict=True):
+            threshold.load_state_dict(saved)
         self._x.copy_(x)
         self.rounds_done = int(state["rounds_done"])
 

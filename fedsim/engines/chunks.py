@@ -30,10 +30,12 @@ Draw = Callable[[Indices], LocalWork]
 class Assignment(NamedTuple):
     """What every chunk of a round is to do.
 
-    keep: the rows are wanted, not only their sum. full: no clipping, and every local step on all of a client's samples.
+    lam: the round's threshold. keep: the rows are wanted, not only their sum.
+    full: every local step on all of a client's samples.
     """
 
     round_: int
+    lam: float = math.inf
     keep: bool = False
     full: bool = False
 
@@ -71,10 +73,8 @@ class ChunkTrainer:
         self, assignment: Assignment, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, buffers: Tensor
     ) -> ChunkReport:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
-        sampler, algorithm = self.task.sampler, self.algorithm
-        draw: Draw = partial(sampler.draw, assignment.round_)
-        if assignment.full:
-            algorithm, draw = replace(algorithm, lam=math.inf), sampler.draw_everything
+        sampler, algorithm = self.task.sampler, replace(self.algorithm, lam=assignment.lam)
+        draw: Draw = sampler.draw_everything if assignment.full else partial(sampler.draw, assignment.round_)
         buffers.copy_(self.buffers.of(clients))
         chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())
         with keep_random_state(self.task.device) if self.task.model.draws else contextlib.nullcontext():

@@ -1,6 +1,6 @@
 """Rounds over a data set: chunks of clients, a cohort of them in memory at once, summed in client order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,15 @@ class CohortRounds:
     def start(self) -> Tensor:
         return self.task.start[0].clone()
 
-    def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult:
+    def run(
+        self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock
+    ) -> RoundResult:
         """One round from x."""
         c = self.config
         chosen = seeding.participants(c.seed, round_, c.clients, c.participating)
         self.memory.x_t.copy_(x)
         show = None if observer is None else self._show_to(observer, round_)
-        total, reports = self._sum(Assignment(round_, keep=observer is not None), chosen, show)
+        total, reports = self._sum(Assignment(round_, lams[0], keep=observer is not None), chosen, show)
         self.buffers.end_round()
         if observer is not None:
             observer.end_round(round_, self.full() if observer.wants_full else None)

@@ -1,6 +1,8 @@
 """Rounds of the quadratic problem: every seed and every client at once, or one after another."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import Tensor
 from fatclip_ops import FatClipPI, clip_rows_, row_norms
 
 from .. import noise, seeding
+from ..algorithms import Algorithm
 from ..config import Config
 from ..models import quadratic
 from ..rows import ClientRows, Updates
@@ -101,30 +104,38 @@ class QuadraticRounds:
                 out[i, client] = noise.sample(c.noise, shape, rng, alpha=c.noise_alpha, scale=c.noise_scale)
         return torch.from_numpy(out).to(self.dtype)
 
-    def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult:
-        """One round from x (seeds, dim)."""
+    def run(
+        self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock
+    ) -> RoundResult:
+        """One round from x (seeds, dim); seeds whose thresholds differ are trained apart."""
         chosen = self.participants(round_)
         at = torch.from_numpy(chosen)[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
         xi = self.noise(round_).gather(1, at)
         clock.lap("data")
-        updates = (self._train_stacked if self.engine == "stacked" else self._train_one_by_one)(x, xi, clock)
-        good = updates.good
-        if observer is not None:
-            observer.update(round_, chosen[0][good].tolist(), updates.rows[good])
-            observer.end_round(round_, self.full(x) if observer.wants_full else None)
-        self.algorithm.send(updates)
+        train = self._train_stacked if self.engine == "stacked" else self._train_one_by_one
+        width = len(lams) if len(set(lams)) == 1 else 1
+        parts = []
+        for i in range(0, len(lams), width):
+            algorithm = replace(self.algorithm, lam=lams[i])
+            parts.append(train(algorithm, x[i : i + width], xi[i : i + width], clock))
+            if observer is not None:
+                good = parts[0].good
+                observer.update(round_, chosen[0][good].tolist(), parts[0].rows[good])
+                observer.end_round(round_, self.full(x) if observer.wants_full else None)
+            algorithm.send(parts[-1])
+        good, clipped = np.concatenate([part.good for part in parts]), [part.count_clipped() for part in parts]
         result = RoundResult(
-            updates.total,
+            torch.cat([part.total for part in parts]),
             torch.from_numpy(good.reshape(len(self.seeds), -1).sum(1)),
-            updates.norms,
-            updates.step_norms,
-            updates.count_clipped(),
+            np.concatenate([part.norms for part in parts]),
+            np.concatenate([part.step_norms for part in parts], axis=1),
+            (sum(hit for hit, _ in clipped), sum(count for _, count in clipped)),
             sorted(set(chosen.flatten()[~good].tolist())),
         )
         clock.lap("aggregate")
         return result
 
-    def _train_stacked(self, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
+    def _train_stacked(self, algorithm: Algorithm, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
         seeds, count, steps, dim = xi.shape
         X = x.repeat_interleave(count, 0)
         clients = QuadraticRows(X)
@@ -132,7 +143,7 @@ class QuadraticRounds:
         for k in range(steps):
             clients.begin_step(xi[:, :, k].reshape(-1, dim))
             clock.lap("compute")
-            self.algorithm.local_step(clients)
+            algorithm.local_step(clients)
             norms[k] = clients.take_norms()
             clock.lap("clip_step")
         if self.config.delta == "gradient" and clients.gradients is not None:
@@ -142,7 +153,7 @@ class QuadraticRounds:
             sent = sent / self.config.eta_l if self.config.delta == "gradient" else sent
         return QuadraticUpdates(sent, norms, seeds, clients.step_lam)
 
-    def _train_one_by_one(self, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
+    def _train_one_by_one(self, algorithm: Algorithm, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
         """By autograd and the library's optimizer, client after client."""
         seeds, clients, steps, dim = xi.shape
         rows = torch.empty(seeds * clients, dim, dtype=self.dtype)
@@ -156,7 +167,7 @@ class QuadraticRounds:
                 optimizer.zero_grad()
                 model(xi[i // clients, i % clients, k]).backward()
                 clock.lap("compute")
-                self.algorithm.local_step(client)
+                algorithm.local_step(client)
                 norms[k, i] = client.take_norms()
                 clock.lap("clip_step")
             rows[i] = optimizer.end_round(delta=self.config.delta)

@@ -64,7 +64,8 @@ class RoundResult:
     """The sum of the clients' (round-clipped) updates and what was seen on the way.
 
     total: float64, (seeds, d); accepted: clients that count, per seed; norms: of the updates before the round clip;
-    step_norms: of the local gradients; clipped: how many steps (PI) or clients (PR), and of how many; rejected: ids.
+    step_norms: of the local gradients, seeds along the last dimension; clipped: how many steps (PI) or clients (PR),
+    and of how many; rejected: ids.
     """
 
     total: Tensor
@@ -81,7 +82,11 @@ class Rounds(Protocol):
     measures: tuple[str, ...]
 
     def start(self) -> Tensor: ...
-    def run(self, round_: int, x: Tensor, observer: Observer | None, clock: Clock) -> RoundResult: ...
+    def run(
+        self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock
+    ) -> RoundResult:
+        """One round from x with the threshold of every seed."""
+
     def evaluate(self, x: Tensor) -> dict[str, list[float | None]]: ...
     def state_dict(self) -> dict[str, Tensor]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
