@@ -9,7 +9,6 @@ from typing import Any
 from .cells import CellResult
 from .experiments.grid import Experiment
 from .run import files
-from .run.directory import CONFIG, ENVIRONMENT
 from .table import Table, show
 
 STYLE = """
@@ -26,20 +25,20 @@ img { width: 100%; height: auto; max-width: 64rem; }
 """
 
 
-def write(experiment: Experiment, out: Path, results: list[CellResult], table: Table, figures: Sequence[Path]) -> Path:
-    """Writes report.html into the run directory and returns its path."""
-    page = out / "report.html"
-    files.write_atomic(page, _page(experiment, out, results, table, figures).encode())
-    return page
-
-
-def _page(experiment: Experiment, out: Path, results: list[CellResult], table: Table, figures: Sequence[Path]) -> str:
+def write(
+    experiment: Experiment,
+    out: Path,
+    results: list[CellResult],
+    table: Table,
+    figures: Sequence[Path],
+    preset: str,
+    starts: list[dict[str, Any]],
+) -> Path:
+    """Writes report.html into the run directory and returns its path; starts: every start's command and software."""
     title = html.escape(f"{experiment.code} {experiment.title}".strip())
-    starts = files.read_json(out / ENVIRONMENT)["starts"]
-    request = files.read_json(out / CONFIG)["request"]
     parts = [
         f"<h1>{title}</h1>",
-        f"<p>Experiment <code>{experiment.name}</code>, preset <code>{request['preset']}</code>.</p>",
+        f"<p>Experiment <code>{experiment.name}</code>, preset <code>{preset}</code>.</p>",
         f'<h2>Result</h2>\n<div class="wide">{table.html()}</div>',
         "<h2>Figure</h2>",
         *(_image(path) for path in figures if path.suffix == ".svg"),
@@ -50,11 +49,10 @@ def _page(experiment: Experiment, out: Path, results: list[CellResult], table: T
         f"<h2>Environment</h2>\n{_environment(starts).html()}",
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n'
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    top = f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>'
+    page = out / "report.html"
+    files.write_atomic(page, "\n".join([top, *parts, "</body></html>\n"]).encode())
+    return page
 
 
 def _image(path: Path) -> str:

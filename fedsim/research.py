@@ -14,7 +14,7 @@ from torch.nn import functional
 from .cells import Cell, CellResult
 from .config import Config
 from .data.samples import ClientData, check_alike, read, read_clients
-from .errors import InputError, StoppedError
+from .errors import InputError, RunError, StoppedError
 from .history import flatten, write_csv
 from .learning_task import LearningTask
 from .models.base import Metric
@@ -22,7 +22,8 @@ from .models.own import OwnModel
 from .plotting import new_figure, styled
 from .problems import OWN
 from .run import checkpoint, runner
-from .run.directory import Request, RunDirectory
+from .run.cell import State
+from .run.directory import Request, RunDirectory, identify
 from .run.stop import StopOnSignal
 from .simulation import Simulation
 from .terminal import Progress
@@ -180,7 +181,9 @@ def _run_in(out: Path, sim: Simulation, watchers: Sequence[Progress]) -> list[di
         for watcher in watchers:
             watcher.close()
     if sim.rounds_done < sim.config.rounds:  # the run had been finished before
-        found = checkpoint.newest(RunDirectory(out).cell(cells[0]), sim.config.rounds)
-        assert found is not None, "a finished cell has a checkpoint"
-        sim.load_state_dict(found[1]["simulation"])
+        folder, run = RunDirectory(out).cell(cells[0]), identify(request, cells)
+        if not checkpoint.restore(folder, sim.config.rounds, run, State(sim, None).load):
+            raise RunError(f"{folder} holds no checkpoint of the finished run; remove result.json to run it again")
+        while sim.rounds_done < sim.config.rounds:  # the newest one had been altered
+            sim.step()
     return finished.results[0].records

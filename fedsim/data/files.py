@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..atomic import replace_file
+from ..atomic import open_file, replace_file
 from ..errors import InputError
 
 CHUNK = 1 << 20
@@ -124,7 +124,7 @@ def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
             root.mkdir(parents=True, exist_ok=True)
             if other := foreign(root, known):
                 raise InputError(f"the data folder {root} holds other files ({other}); name a new or an empty folder")
-            lock = stack.enter_context((root / ".lock").open("a"))
+            lock = stack.enter_context(open(open_file(root / ".lock", os.O_RDWR | os.O_CREAT)))
             fcntl.flock(lock, fcntl.LOCK_EX)
             _sweep(root)
             folder = tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True)

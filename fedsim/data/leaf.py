@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Windows]:
         return {user: _client(path, user, data[user]) for user in users}
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         said = f"no key {error}" if isinstance(error, KeyError) else error
         raise InputError(f"{path} is not LEAF's Shakespeare: {said}") from None
 

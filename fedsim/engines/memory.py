@@ -1,11 +1,16 @@
-"""How this process gets and gives back memory."""
+"""How much memory a simulation needs, and how this process gets and gives it back."""
 
 import ctypes
 import functools
 import mmap
+import os
 
 import torch
 from torch import Tensor
+
+from .. import seeding
+from ..config import Config
+from ..errors import InputError
 
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -32,3 +37,35 @@ def share_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
     count = max(1, torch.Size(shape).numel())
     block = mmap.mmap(-1, count * dtype.itemsize)
     return torch.frombuffer(block, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+
+
+def check_memory(config: Config, seeds: int = 1) -> None:
+    """Refuses a simulation that this machine could not hold, before anything of it is made."""
+    needed, there = bytes_needed(config, seeds), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        sizes = [f"clients={config.clients}", f"local_steps={config.local_steps}"]
+        sizes = sizes if config.local_steps else [sizes[0], f"local_epochs={config.local_epochs}"]
+        sizes += [f"dim={config.dim} and {seeds} seeds"] if config.about.stacks_seeds else []
+        raise InputError(
+            f"{', '.join(sizes)} need about {_in_words(needed)} of memory, this machine has {_in_words(there)}; "
+            "reduce one of them"
+        )
+
+
+def bytes_needed(config: Config, seeds: int = 1) -> int:
+    """What one round needs at least: the norm of every step, twice, and the noise of a block of rounds.
+
+    A data set and a model are not counted: their sizes do not come from the settings.
+    """
+    steps = config.local_steps or config.local_epochs or 1
+    norms = 16 * seeds * config.participating * steps + 8 * config.clients
+    if not config.about.stacks_seeds:
+        return norms
+    width = 4 if config.dtype == "float32" else 8
+    drawn = config.clients * steps * seeding.noise_block(config.clients, steps, config.dim)
+    used = config.participating * (steps + 5)
+    return norms + seeds * config.dim * (drawn * (8 + width % 8) + used * width)
+
+
+def _in_words(count: int) -> str:
+    return f"{count // 10**12:,} TB" if count >= 10**12 else f"{count / 10**9:,.0f} GB"

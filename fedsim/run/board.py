@@ -5,6 +5,7 @@ from typing import Any
 
 from ..cells import Cell, CellResult
 from ..errors import InputError
+from . import files
 
 
 class Board:
@@ -19,6 +20,7 @@ class Board:
         self._writer: Any = None
 
     def begin(self, cell: Cell, engine: str, done: int) -> None:
+        files.make_folder(self._folder / cell.folder)
         # purge_step hides what a killed run had logged of the rounds that are now run again
         self._writer = self._make(str(self._folder / cell.folder), purge_step=done + 1)
 

@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..cells import Cell, CellResult
-from ..errors import RunError, StoppedError
+from ..errors import StoppedError
 from ..measure import Measurement
 from ..simulation import Simulation
-from . import checkpoint, files
-from .journal import Journal, read
+from . import checkpoint, files, journal
+from .journal import Journal
 
+T = TypeVar("T")
 RESULT, JOURNAL = "result.json", "journal.jsonl"
 # Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
@@ -27,19 +28,18 @@ class Watcher(Protocol):
     def end(self, result: CellResult, stored: bool) -> None: ...
 
 
-def finished(cell: Cell, folder: Path) -> CellResult | None:
-    """The result of a cell that has run to its end, or None."""
-    try:
-        result = files.read_json(folder / RESULT)
-    except RunError:
-        return None
-    records = read(folder / JOURNAL)
-    return CellResult(cell, records, result) if len(records) == cell.config.rounds else None
+def finished(cell: Cell, folder: Path, run: str) -> CellResult | None:
+    """The result of a cell that has run to its end, or None; an AlteredError where a file is not its own."""
+    measured = files.read_json(folder / RESULT, run)
+    records = journal.read(folder / JOURNAL, run)
+    done = measured is not None and len(records) == cell.config.rounds
+    return CellResult(cell, records, measured) if done and measured is not None else None
 
 
 def run_cell(
     cell: Cell,
     folder: Path,
+    run: str,
     measure: Measurement,
     simulation: Callable[[Cell], Simulation],
     *,
@@ -49,73 +49,88 @@ def run_cell(
 ) -> CellResult:
     """Runs the rounds that are left, keeping journal and checkpoints, and returns the result.
 
+    run: the identity of the cell, in each of its files; those of another are set aside.
     every: rounds between checkpoints; None makes one every 15 seconds of work. The last round always makes one.
     """
-    if (result := finished(cell, folder)) is not None:
-        for watcher in watchers:
-            watcher.end(result, True)
-        return result
-    with simulation(cell) as sim, Journal(folder / JOURNAL) as journal:
-        observer = measure.observer(cell.config)
-        _restore(sim, observer, journal, folder)
-        for watcher in watchers:
-            watcher.begin(cell, sim.engine, sim.rounds_done)
-        logging = _run_rounds(sim, observer, journal, folder, every, watchers, stopping)
-        result = CellResult(cell, journal.records, measure.result(sim, journal.records, observer), logging)
-        files.write_json(folder / RESULT, result.measured)
-    # read back, so that a result looks the same whether it was made now or found on disk
-    result.measured = files.read_json(folder / RESULT)
+    files.make_folder(folder)
+    result = _usable(lambda: finished(cell, folder, run))
+    stored = result is not None
+    if result is None:
+        with simulation(cell) as sim:
+            state = State(sim, measure.observer(cell.config))
+            records = _usable(lambda: journal.read(folder / JOURNAL, run)) or []
+            done = checkpoint.restore(folder, len(records), run, state.load)
+            with Journal(folder / JOURNAL, run, records[:done]) as log:
+                for watcher in watchers:
+                    watcher.begin(cell, sim.engine, done)
+                logging = _run_rounds(state, log, folder, every, watchers, stopping)
+            measured = measure.result(sim, log.records, state.observer)
+        files.write_json(folder / RESULT, measured, run)
+        # read back, so that a result looks the same whether it was made now or found on disk
+        result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
     for watcher in watchers:
-        watcher.end(result, False)
+        watcher.end(result, stored)
     return result
 
 
-def _restore(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> None:
-    """Restores the newest intact checkpoint that the journal reaches; without one the cell starts again."""
-    found = checkpoint.newest(folder, len(journal.records))
-    if found is not None:
-        sim.load_state_dict(found[1]["simulation"])
-        if observer is not None:
-            observer.load_state_dict(found[1]["observer"])
-    journal.keep(sim.rounds_done)
+def _usable(read: Callable[[], T]) -> T | None:
+    """What is read; None where a file was not this cell's, and is now set aside."""
+    try:
+        return read()
+    except files.AlteredError as error:
+        files.set_aside(error)
+        return None
+
+
+class State(NamedTuple):
+    """All that a checkpoint holds: the simulation, and the observer where there is one."""
+
+    sim: Simulation
+    observer: Any
+
+    def load(self, state: Any) -> int:
+        self.sim.load_state_dict(state["simulation"])
+        if self.observer is not None:
+            self.observer.load_state_dict(state["observer"])
+        return self.sim.rounds_done
+
+    def save(self, log: Journal, folder: Path) -> int:
+        """The journal goes to disk first, so that no checkpoint is ahead of it."""
+        log.sync()
+        observed = None if self.observer is None else self.observer.state_dict()
+        state = {"simulation": self.sim.state_dict(), "observer": observed}
+        checkpoint.save(folder, self.sim.rounds_done, state, log.run)
+        return self.sim.rounds_done
 
 
 def _run_rounds(
-    sim: Simulation,
-    observer: Any,
-    journal: Journal,
+    state: State,
+    log: Journal,
     folder: Path,
     every: int | None,
     watchers: Sequence[Watcher],
     stopping: Callable[[], bool],
 ) -> float:
     """Runs the rounds that are left; returns the seconds that journal, checkpoints and watchers took."""
+    sim = state.sim
     saved, clock, logging = sim.rounds_done, time.monotonic(), 0.0
     try:
         while sim.rounds_done < sim.config.rounds:
             if stopping():
                 raise StoppedError
-            record = sim.step(observer)
+            record = sim.step(state.observer)
             begun = time.monotonic()
-            journal.append(record)
+            log.append(record)
             late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
             if (sim.rounds_done % every == 0) if every is not None else late:
-                saved, clock = _save(sim, observer, journal, folder), time.monotonic()
+                saved, clock = state.save(log, folder), time.monotonic()
             for watcher in watchers:
                 watcher.round(record)
             logging += time.monotonic() - begun
     except StoppedError:
         if saved < sim.rounds_done:
-            _save(sim, observer, journal, folder)
+            state.save(log, folder)
         raise
     if saved < sim.rounds_done or not sim.config.rounds:
-        _save(sim, observer, journal, folder)
+        state.save(log, folder)
     return logging
-
-
-def _save(sim: Simulation, observer: Any, journal: Journal, folder: Path) -> int:
-    """The journal goes to disk first, so that no checkpoint is ahead of it."""
-    journal.sync()
-    state = {"simulation": sim.state_dict(), "observer": None if observer is None else observer.state_dict()}
-    checkpoint.save(folder, sim.rounds_done, state)
-    return sim.rounds_done

@@ -1,28 +1,28 @@
-"""Checkpoints: the state after a round, with a checksum, in files that hold data and no code."""
+"""Checkpoints: the state after a round in a file that holds data and no code, behind a line that says whose it is."""
 
-import hashlib
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import atomic
+from ..errors import RunError
 from . import files
 
-MAGIC = b"fedsim checkpoint 1\n"
 KEEP = 2
-NAME = re.compile(r"checkpoint-(\d{8})\.pt")
+NAME = re.compile(r"checkpoint-(\d{8,})\.pt")
 
 
-def save(folder: Path, round_: int, state: dict[str, Any]) -> None:
+def save(folder: Path, round_: int, state: dict[str, Any], run: str) -> None:
     """Writes the state after `round_` rounds; only the two newest checkpoints stay."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getvalue()
-    path = folder / f"checkpoint-{round_:08d}.pt"
-    files.write_atomic(path, MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+    header = files.seal({"round": round_, "payload": files.digest(payload)}, run)
+    files.write_atomic(folder / f"checkpoint-{round_:08d}.pt", header + payload)
     for _, old in stored(folder)[KEEP:]:
         atomic.remove(old)
 
@@ -33,22 +33,31 @@ def stored(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """The state in a checkpoint, or None where the file was cut or altered.
+def restore(folder: Path, rounds: int, run: str, load: Callable[[Any], int]) -> int:
+    """Loads the newest checkpoint after at most `rounds` rounds, and returns its round; without one, 0.
 
-    The checksum is compared first, and the state is read as data: torch.load runs no code with weights_only.
+    `load` takes the state and returns its round. Files that are damaged, ahead or of another run are set aside.
     """
-    data = path.read_bytes()
-    digest, payload = data[len(MAGIC) : len(MAGIC) + 64], data[len(MAGIC) + 65 :]
-    if not data.startswith(MAGIC) or hashlib.sha256(payload).hexdigest().encode() != digest:
-        return None
-    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    return state
-
-
-def newest(folder: Path, rounds: int) -> tuple[int, dict[str, Any]] | None:
-    """The newest intact checkpoint after at most `rounds` rounds; one that is broken is passed over."""
     for round_, path in stored(folder):
-        if round_ <= rounds and (state := load(path)) is not None:
-            return round_, state
-    return None
+        try:
+            payload = _payload(path, round_, rounds, run)
+        except files.AlteredError as error:
+            files.set_aside(error)
+            continue
+        try:  # the state is data: torch.load runs no code with weights_only
+            if load(torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)) == round_:
+                return round_
+            reason = f"it is not of round {round_}"
+        except Exception as error:  # whatever a state of the wrong shape leads to
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise RunError(f"{path} holds no state of this run ({reason}); remove it to run its rounds again")
+    return 0
+
+
+def _payload(path: Path, round_: int, rounds: int, run: str) -> bytes:
+    header, _, payload = (files.read(path) or b"").partition(b"\n")
+    if files.unseal(path, header, run) != {"round": round_, "payload": files.digest(payload)}:
+        raise files.AlteredError(path, "was altered: its checksum or its round is wrong")
+    if round_ > rounds:
+        raise files.AlteredError(path, f"is ahead of its journal, which has {rounds} rounds")
+    return payload

@@ -18,6 +18,8 @@ from . import files, runner
 from .directory import Request
 from .stop import StopOnSignal
 
+MOST_SEEDS = 1_000_000  # a grid of more is beyond memory, whatever else is set
+
 
 def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Runs or resumes an experiment and returns the exit code."""
@@ -52,6 +54,8 @@ def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 def check_options(args: argparse.Namespace) -> None:
     if args.resume and args.out is None:
         raise InputError("--resume needs --out DIR, the directory of the run to resume")
+    if args.seeds is not None and args.seeds > MOST_SEEDS:
+        raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
     for name in ("workers", "checkpoint_every", "seeds"):
         value = getattr(args, name)
         if value is not None and value < 1:

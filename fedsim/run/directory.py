@@ -1,6 +1,7 @@
 """The directory of a run: its lock, the request it was started with, and its cells."""
 
 import fcntl
+import json
 import os
 import platform
 import sys
@@ -9,14 +10,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import fatclip_ops
+
+from .. import atomic
 from ..cells import Cell
-from ..config import Config
 from ..errors import InputError, RunError
 from ..experiments.captions import FREE
 from ..experiments.grid import Experiment
 from . import files
 
-FORMAT = 1
+FORMAT = 2
+PRESETS = ("quick", "paper")
 CONFIG, ENVIRONMENT, LOCK = "config.json", "environment.json", "lock"
 # What a kill before the first file was in place may have left.
 UNBORN = {LOCK, f"{CONFIG}.tmp"}
@@ -31,6 +35,17 @@ class Request:
     seeds: int | None = None
     settings: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Request":
+        """A request from JSON; a TypeError or ValueError where it is none."""
+        words = {key: tuple(map(str.strip, values[key])) for key in ("settings", "only")}
+        request = cls(**values | words)
+        if not isinstance(request.experiment, str) or not isinstance(request.seeds, int | None):
+            raise TypeError(f"experiment={request.experiment}, seeds={request.seeds}")
+        if request.preset not in PRESETS:
+            raise ValueError(f"preset={request.preset}")
+        return request
 
     def cells(self, experiment: Experiment) -> list[Cell]:
         cells = experiment.cells(self.preset, self.seeds, self.settings, self.only)
@@ -48,7 +63,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: int | None = None
+        self._lock = -1
 
     def exists(self) -> bool:
         """Whether the directory holds a run."""
@@ -68,92 +83,114 @@ class RunDirectory:
 
     def request(self) -> Request:
         """What the run in this directory was started with."""
-        saved = self._saved()
-        known = saved["request"] | {key: tuple(saved["request"][key]) for key in ("settings", "only")}
-        return Request(**known)
+        return self._saved()[0]
 
-    def start(self, request: Request, cells: Sequence[Cell]) -> None:
-        """Writes config.json, or compares it with the run that is already here."""
+    def start(self, request: Request, cells: Sequence[Cell], command: str) -> list[dict[str, Any]]:
+        """Writes config.json, or compares it with the run that is already here; notes this start's command.
+
+        Returns every start of the run.
+        """
+        run = identify(request, cells)
         if self.exists():
-            self._same(cells)
-            return
-        value = {"format": FORMAT, "request": asdict(request), "cells": {c.name: _setting(c) for c in cells}}
-        files.write_json(self.path / CONFIG, value)
+            self.check_same(cells)
+            starts = self.starts(run)
+        else:
+            value = {"format": FORMAT, "version": fatclip_ops.__version__, "request": asdict(request)}
+            files.write_json(self.path / CONFIG, value | {"cells": {c.name: _settings(c) for c in cells}}, run)
+            starts = []
+        starts.append({"command": command} | environment())
+        files.write_json(self.path / ENVIRONMENT, {"starts": starts}, run)
+        return starts
 
-    def note_environment(self, command: str) -> None:
-        """Adds this start of the run, its command and its software, to environment.json."""
+    def starts(self, run: str) -> list[dict[str, Any]]:
+        """The command and the software of every start of the run, as environment.json holds them."""
         path = self.path / ENVIRONMENT
-        starts = files.read_json(path)["starts"] if path.exists() else []
-        files.write_json(path, {"starts": [*starts, {"command": command} | environment()]})
+        starts = (files.read_json(path, run) or {"starts": []}).get("starts")
+        if isinstance(starts, list) and all(isinstance(s, dict) and isinstance(s.get("command"), str) for s in starts):
+            return starts
+        raise files.AlteredError(path, "holds no list of commands")
 
     def cell(self, cell: Cell) -> Path:
-        folder = self.path / "cells" / cell.folder
-        _make(folder)
-        return folder
+        return self.path / "cells" / cell.folder
 
     def __enter__(self) -> "RunDirectory":
-        _make(self.path)
-        try:
-            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise files.cannot_write(self.path / LOCK, error) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            self._unlock()
-            raise RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        with files.naming(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with files.naming(self.path / LOCK):
+            self._lock = atomic.open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+            _LOCKS.add(self._lock)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+                self.__exit__()
+                raise RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from None
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
+        if self._lock in _LOCKS:
+            _LOCKS.remove(self._lock)
             os.close(self._lock)
-            self._lock = None
 
-    def _saved(self) -> dict[str, Any]:
-        saved: dict[str, Any] = files.read_json(self.path / CONFIG)
-        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-            raise RunError(f"{self.path / CONFIG} is not of a run that this version knows (format {FORMAT})")
-        return saved
+    def _saved(self) -> tuple[Request, dict[str, dict[str, Any]]]:
+        """The request and the settings of every cell, from config.json, whichever run that is of."""
+        path = self.path / CONFIG
+        data = files.read(path) or b""
+        try:
+            raw = json.loads(data)
+            made = f"format {raw['format']}, version {raw.get('version', 'unknown')}"
+            if made != (here := f"format {FORMAT}, version {fatclip_ops.__version__}"):
+                raise RunError(f"{path} is of {made}; this is {here}: resume with that version or give another --out")
+            saved = files.unseal(path, data, raw.get("run"))
+            cells = {name: dict(settings) for name, settings in saved["cells"].items()}
+            return Request.from_dict(saved["request"]), cells
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"{path} does not describe a run ({reason}); give another --out") from None
 
-    def _same(self, cells: Sequence[Cell]) -> None:
+    def check_same(self, cells: Sequence[Cell]) -> None:
         """Refuses to resume with other settings than the run was started with, naming the first that differs."""
-        saved = self._saved()["cells"]
-        here = {cell.name: _setting(cell) for cell in cells}
+        saved = self._saved()[1]
+        here = {cell.name: _settings(cell) for cell in cells}
         for name in [*saved, *here]:
             if name not in saved or name not in here:
                 where = "was not in" if name not in saved else "is missing; it was in"
                 raise InputError(f"--resume: the cell {name} {where} the run in {self.path}; give another --out")
-            before = Config.from_dict({k: v for k, v in saved[name].items() if k != "seeds"}).to_dict()
-            before["seeds"] = saved[name]["seeds"]
             for key, value in here[name].items():
-                if key not in FREE and before[key] != value:
-                    was = f"{key}={value} here, but {key}={before[key]} in the run in {self.path}"
+                if key not in FREE and saved[name].get(key) != value:
+                    was = f"{key}={value} here, but {key}={saved[name].get(key)} in the run in {self.path}"
                     raise InputError(f"--resume: {was}; leave it as it was or give another --out")
 
 
-def _setting(cell: Cell) -> dict[str, Any]:
-    return cell.config.to_dict() | {"seeds": list(cell.seeds)}
+def identify(request: Request, cells: Sequence[Cell]) -> str:
+    """The identity of a run, or of one of its cells: a hash of all that its numbers depend on."""
+    fixed = {c.name: {k: v for k, v in _settings(c).items() if k not in FREE} for c in cells}
+    return files.digest(files.encode([FORMAT, fatclip_ops.__version__, request.experiment, fixed]))
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise files.cannot_write(folder, error) from error
+def _settings(cell: Cell) -> dict[str, Any]:
+    settings: dict[str, Any] = files.unname(cell.config.to_dict())
+    return settings | {"seeds": list(cell.seeds)}
+
+
+# A lock ends with the process that took it: a forked worker would keep it alive when that process is killed.
+_LOCKS: set[int] = set()
+
+
+def _drop_locks() -> None:
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def environment() -> dict[str, Any]:
     """The software and the machine, as far as they can matter to a number."""
     import numpy
     import torch
-
-    import fatclip_ops
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {

@@ -1,7 +1,16 @@
-"""The files of a run: strict JSON, and errors that name the file."""
+"""The files of a run: strict JSON that carries the identity of its run and a checksum, and errors that name the file.
 
+The checksum finds accidents and edits by hand; it is no signature.
+"""
+
+import errno
+import hashlib
 import json
 import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +18,57 @@ from .. import atomic
 from ..errors import RunError
 
 
+class AlteredError(RunError):
+    """A file that was altered or belongs to another run."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
+        self.path = path
+
+
+@contextmanager
+def naming(path: Path, action: str = "write") -> Iterator[None]:
+    """Turns an OSError into one that names the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or error
+        raise RunError(f"cannot {action} {path}: {reason}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of a cell; one that a link would put elsewhere is refused, and so is its parent."""
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise RunError(f"{place} is a symbolic link; a run writes into its own folders only")
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Replaces the file by `data`, whole or not at all."""
-    try:
+    with naming(path):
         atomic.replace_file(path, data, path.with_name(path.name + ".tmp"))
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
-def cannot_write(path: Path, error: OSError) -> RunError:
-    return RunError(f"cannot write {path}: {error.strerror or error}")
+def read(path: Path) -> bytes | None:
+    """The bytes of a file; None where there is none."""
+    with naming(path, "read"):
+        try:
+            return atomic.read_file(path)
+        except FileNotFoundError:
+            return None
+
+
+def set_aside(error: AlteredError) -> None:
+    """Renames a file that cannot be used, and prints why: what it held is computed again, to the same bits."""
+    with naming(error.path):
+        os.replace(error.path, error.path.with_name(error.path.name + ".altered"))
+    print(f"fedsim: {error}; set aside as {error.path.name}.altered and made again", file=sys.stderr)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def encode(value: Any) -> bytes:
@@ -26,21 +76,35 @@ def encode(value: Any) -> bytes:
     return json.dumps(_named(value), allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(data: bytes | str) -> Any:
-    """What `encode` was given."""
-    return _unnamed(json.loads(data))
+def seal(value: dict[str, Any], run: str) -> bytes:
+    """One line of JSON that ends with the identity of its run and a checksum."""
+    line = encode(value | {"run": run})
+    return line[:-2] + b',"checksum":"' + digest(line).encode() + b'"}\n'
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replaces the file by `value` as indented JSON."""
-    write_atomic(path, json.dumps(_named(value), allow_nan=False, indent=1).encode() + b"\n")
-
-
-def read_json(path: Path) -> Any:
+def unseal(path: Path, data: bytes, run: str) -> dict[str, Any]:
+    """What was sealed for this run; `path` is where it was found."""
     try:
-        return decode(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        value = json.loads(data)
+        if not isinstance(value, dict) or value.pop("checksum", None) != digest(encode(value)):
+            raise AlteredError(path, "was altered: its checksum is wrong")
+    except (ValueError, RecursionError) as error:
+        raise AlteredError(path, f"was altered: {error}") from None
+    if value.pop("run", None) != run:
+        raise AlteredError(path, "belongs to a run with other settings")
+    held: dict[str, Any] = unname(value)
+    return held
+
+
+def write_json(path: Path, value: dict[str, Any], run: str) -> None:
+    """Replaces the file by the sealed value, indented."""
+    write_atomic(path, json.dumps(json.loads(seal(value, run)), indent=1).encode() + b"\n")
+
+
+def read_json(path: Path, run: str) -> dict[str, Any] | None:
+    """What `write_json` was given; None where there is no file."""
+    data = read(path)
+    return None if data is None else unseal(path, data, run)
 
 
 NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -56,11 +120,12 @@ def _named(value: Any) -> Any:
     return value
 
 
-def _unnamed(value: Any) -> Any:
+def unname(value: Any) -> Any:
+    """The value with the floats that "nan", "inf" and "-inf" stand for."""
     if isinstance(value, str):
         return NAMES.get(value, value)
     if isinstance(value, dict):
-        return {key: _unnamed(v) for key, v in value.items()}
+        return {key: unname(v) for key, v in value.items()}
     if isinstance(value, list):
-        return [_unnamed(v) for v in value]
+        return [unname(v) for v in value]
     return value

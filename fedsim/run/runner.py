@@ -4,9 +4,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .. import figures, report
 from ..cells import Cell, CellResult
+from ..engines.memory import check_memory
 from ..errors import RunError
 from ..experiments import find
 from ..experiments.grid import Experiment
@@ -14,7 +16,8 @@ from ..problems import OWN
 from ..simulation import Simulation
 from ..table import Table
 from . import cell as cells_
-from .directory import Request, RunDirectory
+from .directory import Request, RunDirectory, identify
+from .files import AlteredError
 
 
 @dataclass
@@ -63,7 +66,10 @@ def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()
         if saved.experiment != request.experiment:
             raise RunError(f"{out} holds a run of {saved.experiment}, not of {request.experiment}")
         request = replace(saved, **{key: getattr(request, key) for key in given})
-    return request, request.cells(find(request.experiment))
+    cells = request.cells(find(request.experiment))
+    for cell in cells:
+        check_memory(cell.config, len(cell.seeds))
+    return request, cells
 
 
 def run(
@@ -85,12 +91,12 @@ def run(
     ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
     try:
         with directory:
-            directory.start(request, cells)
-            directory.note_environment(options.command)
+            starts = directory.start(request, cells, options.command)
             results = [
                 cells_.run_cell(
                     cell,
                     directory.cell(cell),
+                    identify(request, [cell]),
                     experiment.measure,
                     lambda cell: ready.pop(cell.name, None) or make(cell),
                     every=options.checkpoint_every,
@@ -99,7 +105,7 @@ def run(
                 )
                 for cell in cells
             ]
-            return publish(experiment, out, results)
+            return publish(request, out, results, starts)
     finally:
         for sim in ready.values():
             sim.close()
@@ -109,11 +115,12 @@ def simulate(cell: Cell, options: Options) -> Simulation:
     return Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root)
 
 
-def publish(experiment: Experiment, out: Path, results: list[CellResult]) -> Finished:
+def publish(request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]]) -> Finished:
     """Writes figures and report.html from the results."""
+    experiment = find(request.experiment)
     table = experiment.tabulate(results)
     paths = figures.save(experiment, results, out)
-    page = report.write(experiment, out, results, table, paths)
+    page = report.write(experiment, out, results, table, paths, request.preset, starts)
     return Finished(experiment, out, results, table, paths, page)
 
 
@@ -123,14 +130,20 @@ def rebuild(out: Path) -> Finished:
     if not directory.exists():
         raise RunError(f"{out} holds no run")
     request = directory.request()
-    experiment = find(request.experiment)
+    cells = request.cells(find(request.experiment))
+    directory.check_same(cells)
+    starts = directory.starts(identify(request, cells))
+    resume = f"resume it first: {resume_command(request, out)}"
     results = []
-    for cell in request.cells(experiment):
-        result = cells_.finished(cell, out / "cells" / cell.folder)
+    for cell in cells:
+        try:
+            result = cells_.finished(cell, directory.cell(cell), identify(request, [cell]))
+        except AlteredError as error:
+            raise RunError(f"{error}; {resume}") from None
         if result is None:
-            raise RunError(f"{out} is not finished ({cell.name}); resume it first: {resume_command(request, out)}")
+            raise RunError(f"{out} is not finished ({cell.name}); {resume}")
         results.append(result)
-    return publish(experiment, out, results)
+    return publish(request, out, results, starts)
 
 
 def resume_command(request: Request, out: Path, options: Options | None = None) -> str:

@@ -49,6 +49,22 @@ CASES = {
         ["run", "mnist-alpha-error", "--set", "device=gpu"],
         "device=gpu is not known; one of cpu, cuda",
     ),
+    "a million million clients": (
+        ["run", "synthetic-cauchy", "--set", "clients=1000000000000"],
+        "clients=1000000000000, local_steps=2, dim=3 and 100 seeds need about",
+    ),
+    "a dimension beyond memory": (["run", "synthetic-cauchy", "--set", "dim=10000000000000"], "TB of memory"),
+    "local steps beyond memory": (["run", "synthetic-cauchy", "--set", "local_steps=100000000000"], "TB of memory"),
+    "more digits than a float has": (["run", "synthetic-cauchy", "--set", f"clients={10**400}"], "TB of memory"),
+    "clients of a data set beyond memory": (
+        ["run", "mnist-alpha-error", "--set", "clients=1000000000000", "--data-root", "nowhere"],
+        "TB of memory",
+    ),
+    "local steps on a data set beyond memory": (
+        ["run", "cifar10-failure", "--set", "local_steps=100000000000", "--data-root", "nowhere"],
+        "TB of memory",
+    ),
+    "seeds beyond memory": (["run", "synthetic-cauchy", "--seeds", "1000000000000"], "at most 1000000"),
     "unknown data set": (["data", "minst"], "minst"),
     "theory out of range": (
         ["theory", "--alpha", "2.5", "--clients", "1", "--local-steps", "1", "--rounds", "1"],

@@ -172,12 +172,12 @@ def test_a_file_as_root_is_refused(below, tmp_path):
         pass
 
 
-@pytest.mark.parametrize("step", ["mkdir", "open"])
+@pytest.mark.parametrize("step", ["pathlib.Path.mkdir", "fedsim.data.files.open_file"])
 def test_a_root_that_cannot_be_written_is_refused(step, tmp_path, monkeypatch):
     def refuse(*_args, **_kwargs):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, step, refuse)
+    monkeypatch.setattr(step, refuse)
     with pytest.raises(InputError, match="cannot be written to: Permission denied"), files.writing(tmp_path, KNOWN):
         pass
 

@@ -258,7 +258,10 @@ def test_leafs_files_without_a_test_set_are_split(tmp_path):
         (b'{"users": ["A"], "user_data": {"A": {"x": ["' + b"#" * 80 + b'"], "y": ["a"]}}}', "character '#'"),
         (b'{"users": ["A"], "user_data": {"A": {"x": [[1, 2]], "y": [3]}}}', "user 'A'"),
         (b'{"users": [], "user_data": {}}', "no user with samples"),
+        (b"[" * 200_000, "maximum recursion depth"),
+        (b'{"users": ["A"], "user_data": {"A": ' + b'{"x":' * 200_000, "maximum recursion depth"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
     put(tmp_path / leaf.FOLDER / "train" / "a.json", content)
@@ -266,6 +269,12 @@ def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
         load("shakespeare", tmp_path)
     assert "leaf/train" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_the_place_of_leafs_file_is_named(tmp_path):
+    (tmp_path / leaf.FOLDER / "train" / "a.json").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"a\.json is not LEAF's Shakespeare: .*Is a directory"):
+        load("shakespeare", tmp_path)
 
 
 def test_a_user_in_two_files_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Small runs in three settings, how to kill them anywhere, and what must be the same afterwards."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -8,6 +9,7 @@ from unittest.mock import patch
 import torch
 
 from fedsim import atomic
+from fedsim.cli import main
 from fedsim.data.dataset import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
@@ -52,14 +54,14 @@ def tiny(name, root=None):
     return Dataset(name, x, torch.arange(60) % 10, test_x, torch.arange(20) % 10, 10)
 
 
-def run(setting, out, *, resume=False, every=2, watchers=(), stopping=lambda: False):
+def run(setting, out, *, resume=False, every=2, watchers=(), stopping=lambda: False, settings=()):
     """Runs a small experiment with its table and report, but on random data and without drawing."""
     with (
         patch("fedsim.data.load", tiny),
         patch("fedsim.figures.save", lambda *_: []),
         patch.object(runner, "find", SETTINGS.__getitem__),
     ):
-        request, cells = runner.plan(Request(setting, "paper", SEEDS[setting]), out, resume=resume)
+        request, cells = runner.plan(Request(setting, "paper", SEEDS[setting], tuple(settings)), out, resume=resume)
         options = runner.Options(checkpoint_every=every, command="python -m fedsim run")
         return runner.run(request, cells, out, options, watchers=watchers, stopping=stopping)
 
@@ -68,11 +70,56 @@ def facts(out: Path, table=None) -> dict:
     """All of a finished run that must not depend on kills: states, journals without times, results, table."""
     found = {}
     for folder in sorted((out / "cells").iterdir()):
-        lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-        rows = [{k: v for k, v in line.items() if k not in ("seconds", "phases")} for line in lines]
         round_, path = checkpoint.stored(folder)[0]
-        found[folder.name] = (rows, (folder / "result.json").read_text(), round_, frozen(checkpoint.load(path)))
+        found[folder.name] = (round_, frozen(state_in(path)))
+    found["numbers"] = numbers(out)
     return found if table is None else found | {"table": table.text()}
+
+
+def command(out, *more, name="synthetic-cauchy"):
+    """`fedsim run` with a run directory; its exit code."""
+    return main(["run", name, "--out", str(out), *more])
+
+
+def one_line(capsys):
+    """The one line on stderr; stdout is empty."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("fedsim: ")
+    return captured.err
+
+
+def finish(out, capsys, *more, words=None):
+    """Resumes a run to its end and returns its table; stderr is empty, or has lines that begin with these words."""
+    assert command(out, "--resume", "--json", "--quiet", *more) == 0
+    captured = capsys.readouterr()
+    if words is None:
+        assert captured.err == ""
+    else:
+        assert captured.err.startswith("fedsim: ")
+        assert words in captured.err
+    return json.loads(captured.out)["table"]
+
+
+def contents(out):
+    """Every file below a folder, by name."""
+    return {path.relative_to(out): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def numbers(out):
+    """The journals without times and the results of all cells."""
+    found = {}
+    for folder in sorted((out / "cells").iterdir()):
+        lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        rows = [{k: v for k, v in line.items() if k not in ("seconds", "phases", "checksum")} for line in lines]
+        found[folder.name] = rows, json.loads((folder / "result.json").read_text())
+    return found
+
+
+def state_in(path):
+    """The state in a checkpoint, behind its first line."""
+    return torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=True)
 
 
 def frozen(value):
