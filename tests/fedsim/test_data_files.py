@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from data_cases import md5, put
