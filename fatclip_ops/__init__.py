@@ -7,6 +7,7 @@ try:
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
+from .attach import clip_grad_norm_
 from .diagnostics import backend, show_config
 from .functional import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
 from .history import History
@@ -29,6 +30,7 @@ __all__ = [
     "backend",
     "batched_clipped_sgd_",
     "clip_and_aggregate",
+    "clip_grad_norm_",
     "clip_rows_",
     "global_norm",
     "row_norms",

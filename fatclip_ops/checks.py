@@ -170,16 +170,16 @@ def check_one_lam(lams: list[Any]) -> None:
             )
 
 
-def check_parameter(p: Any) -> None:
+def check_parameter(p: Any, name: str = "params") -> None:
     """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
     if not isinstance(p, Tensor):
         return  # torch's own message is good
     if hasattr(p, "device_mesh") or hasattr(p, "_fsdp_flattened"):
         raise TypeError(
-            f"params holds a shard of a distributed parameter ({type(p).__name__}): "
+            f"{name} holds a shard of a distributed parameter ({type(p).__name__}): "
             "the norm would be that of this rank only, so DTensor and FSDP are not supported"
         )
     if p.layout is torch.strided and overlaps(p):
-        raise ValueError(f"params holds {describe(p)} whose elements share memory (expanded?)")
+        raise ValueError(f"{name} holds {describe(p)} whose elements share memory (expanded?)")
     if not (p.dtype in FLOATING or p.dtype in (torch.complex64, torch.complex128)):
-        raise TypeError(f"params must be float32, float64, bfloat16, float16 or complex, got {describe(p)}")
+        raise TypeError(f"{name} must be float32, float64, bfloat16, float16 or complex, got {describe(p)}")

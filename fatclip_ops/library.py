@@ -13,7 +13,7 @@ from torch import Tensor
 from . import backends
 from .backends import cpu, cuda, reference
 from .backends.layout import as_real
-from .backends.types import Hyper, StepInputs
+from .backends.types import Clipped, Hyper, StepInputs
 
 _LIBRARY = torch.library.Library("fatclip", "DEF")
 _OPS = torch.ops.fatclip
@@ -70,6 +70,27 @@ _declare_function(
 _declare_function("row_norms(Tensor matrix) -> Tensor", _fake_norms)
 _declare_function("clip_rows_(Tensor(a!) matrix, Tensor lam) -> Tensor", _fake_norms)
 _declare_function("batched_clipped_sgd_(Tensor(a!) X, Tensor G, Tensor lr, Tensor lam) -> Tensor", _fake_norms)
+
+
+def _clip_by(clip: Callable[[StepInputs], Clipped | None], read: Callable[[Tensor], Any]) -> Callable[..., Tensor]:
+    """The operator by a backend's clip: norm, mantissa and factor; `read` takes lam, or leaves it on the device."""
+
+    def run(tensors: list[Tensor], lam: Tensor) -> Tensor:
+        inputs = StepInputs(read(lam))
+        inputs.grads = list(tensors)
+        seen = clip(inputs) or reference.clip_(inputs)
+        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=lam.device) for value in seen[:3]])
+
+    return run
+
+
+_declare(
+    "clip_(Tensor(a!)[] tensors, Tensor lam) -> Tensor",
+    _clip_by(reference.clip_, lambda number: number),
+    _clip_by(cpu.clip_, float),
+    _clip_by(cuda.clip_, lambda number: number),
+    lambda tensors, lam: torch.empty(3, dtype=torch.float64, device=tensors[0].device),
+)
 _declare(
     "clip_and_aggregate(Tensor matrix, Tensor lam, Tensor? weights, str reduce) -> Tensor",
     reference.clip_and_aggregate,
@@ -130,6 +151,11 @@ def clip_rows_(matrix: Tensor, lam: Any) -> Tensor:
 def batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor:
     result: Tensor = _OPS.batched_clipped_sgd_(x, grad, _as_tensor(lr, x), _as_tensor(lam, x))
     return result
+
+
+def clip_(tensors: list[Tensor], lam: Any) -> Clipped:
+    norm, mantissa, coef = _OPS.clip_(tensors, _as_tensor(lam, tensors[0])).unbind()
+    return Clipped(norm, mantissa, coef, torch.isfinite(mantissa))
 
 
 def clip_and_aggregate(matrix: Tensor, lam: Any, weights: Any, reduce: str) -> Tensor:

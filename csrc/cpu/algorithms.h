@@ -20,6 +20,9 @@ struct Span {
 // The norm of all spans taken as one vector.
 Norm global_norm(const std::vector<Span>& spans, int threads);
 
+// Multiplies all elements of the spans by min(1, lam / norm), in place.
+void scale(const std::vector<Span>& spans, const Norm& norm, double lam, int threads);
+
 // The clipped SGD update of all tensors, given the norm of their unscaled gradients. `inv_scale` undoes a gradient
 // scale.
 void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads);

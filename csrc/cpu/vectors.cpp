@@ -1,4 +1,4 @@
-// One vector spread over many tensors: its norm, and the clipped SGD update of all of them.
+// One vector spread over many tensors: its norm, its clip in place, and the clipped SGD update of all of them.
 #include "algorithms.h"
 #include "blocks.h"
 #include "threads.h"
@@ -47,6 +47,18 @@ Norm global_norm(const std::vector<Span>& spans, int threads) {
     sum_squares(items, reads_for(all.bytes));
   });
   return span_norm(spans.data(), spans.size(), partials.data(), all.blocks);
+}
+
+void scale(const std::vector<Span>& spans, const Norm& norm, double lam, int threads) {
+  const Factor narrow = factor<float>(norm, lam), wide = factor<double>(norm, lam);
+  const Extent all(spans);
+  const Kernels& k = kernels();
+  parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
+    each_block(spans, share(all.blocks, part, parts), [&](const Span& span, int64_t first, int64_t n, int64_t) {
+      void* data = advance(const_cast<void*>(span.data), first, span.dtype);
+      k.scale[span.dtype](data, n, span.dtype == kFloat64 ? wide : narrow);
+    });
+  });
 }
 
 void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads) {

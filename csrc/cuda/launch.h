@@ -58,9 +58,11 @@ struct Decide {
   Scalar lam, scale;    // scale: by what the gradients were multiplied
   Scalar found_inf;     // above 0: skip the step
   bool skip_nonfinite;
-  Tally* tally;     // to add the step to, or null
-  double* parts;    // value, mantissa, exponent of the norm of the unscaled gradient, or null
-  double* taken;    // 1 or 0, or null
+  bool in_place;  // the gradients are clipped where they are: they keep their scale, and `apply` is set above lam only
+  Tally* tally;   // to add the step to, or null
+  double* parts;  // value, mantissa, exponent of the norm of the unscaled gradient, or null
+  double* coef;   // min(1, lam / norm), or null
+  double* taken;  // 1 or 0, or null
   RowState* state;  // two: the factor for float and for double arithmetic; or null
 };
 int finish_step(const Decide& decide, void* stream);
@@ -85,8 +87,9 @@ struct Update {
 int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, const SgdHyper& hyper, Scalar lr,
         const RowState* state, void* stream);
 
-// Scales the rows with `apply` set by their factors, in place.
-int scale_rows(void* x, int64_t m, int64_t stride, int64_t n, DType dtype, const RowState* states, void* stream);
+// Multiplies the rows whose state has `apply` set by their factors, in place: x of every item; g and buffer are not
+// read.
+int scale(const Update* items, int64_t count, DType dtype, const RowState* states, void* stream);
 
 // What an aggregate needs to know of all rows together, and what it returns to the caller.
 struct alignas(16) Summary {

@@ -187,8 +187,11 @@ __global__ void __launch_bounds__(kThreads, 2) finish_step_kernel(const __grid_c
   if (d.tally) d.tally->add(norm, read(d.lam), take);
   if (d.taken) *d.taken = take;
   if (!d.state) return;
-  set_state<float>(d.state, norm, read(d.lam), inv_scale, take);
-  set_state<double>(d.state + 1, norm, read(d.lam), inv_scale, take);
+  const double lam = read(d.lam), kept = d.in_place ? 1 : inv_scale;  // @in_place
+  const bool apply = take && (!d.in_place || (norm.finite() && clips(norm, lam)));
+  if (d.coef) *d.coef = coefficient(norm, lam);
+  set_state<float>(d.state, norm, lam, kept, apply);
+  set_state<double>(d.state + 1, norm, lam, kept, apply);
 }
 
 // Traffic: 16 bytes per 8,192 elements of a row.

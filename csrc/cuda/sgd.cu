@@ -1,4 +1,4 @@
-// The clipped SGD update of many tensors, or of the rows of a matrix; and the clip of rows alone.
+// The clipped SGD update of many tensors, or of the rows of a matrix; and their clip in place.
 //
 // Both read what the norm decided (RowState) from device memory. The arithmetic is csrc/core/sgd.h, as on the CPU.
 #include "common.cuh"
@@ -12,7 +12,7 @@ template <class S>
 constexpr int kIlp = sizeof(S) == 2 ? 1 : 2;
 
 constexpr int kTable = 60;
-struct SgdTable {
+struct UpdateTable {
   void* x[kTable];
   const void* g[kTable];
   void* buffer[kTable];
@@ -22,23 +22,35 @@ struct SgdTable {
   int count;
 };
 
+// What a block of threads works on: n elements of one row of an entry, `from` elements after the row's first.
+struct Place {
+  int entry, n;
+  int64_t row, from;
+
+  __device__ __forceinline__ explicit Place(const UpdateTable& table) {
+    entry = find(table.first, table.count, blockIdx.x);
+    const uint32_t local = blockIdx.x - table.first[entry], per_row = table.per_row[entry];
+    row = local / per_row;
+    from = static_cast<int64_t>(local % per_row) * kChunk;  // @chunk_start
+    const int64_t left = table.n[entry] - from;
+    n = static_cast<int>(left < kChunk ? left : kChunk);
+  }
+};
+
 // Traffic of N elements of 4 bytes, with the 4N of the norm pass: 16N without momentum (g twice, x read and written),
 // 24N with (the buffer read and written too).
 template <class S, bool kDecay, Momentum kMomentum>
 __global__ void __launch_bounds__(kThreads, 2)
-    sgd_kernel(const __grid_constant__ SgdTable table, SgdHyper hyper, Scalar lr, const RowState* states) {
+    sgd_kernel(const __grid_constant__ UpdateTable table, SgdHyper hyper, Scalar lr, const RowState* states) {
   using A = Arithmetic<S>;
-  const int e = find(table.first, table.count, blockIdx.x);
-  const uint32_t local = blockIdx.x - table.first[e], row = local / table.per_row[e];
-  const RowState state = states[table.row[e] + row];
+  const Place place(table);
+  const int e = place.entry, n = place.n;
+  const RowState state = states[table.row[e] + place.row];
   if (!state.apply) return;  // @skip
-  // @chunk_start
-  const int64_t from = static_cast<int64_t>(local % table.per_row[e]) * kChunk, left = table.n[e] - from;
-  const int64_t x_from = static_cast<int64_t>(row) * table.x_stride[e] + from;
+  const int64_t x_from = place.row * table.x_stride[e] + place.from;
   S* x = static_cast<S*>(table.x[e]) + x_from;
-  const S* g = static_cast<const S*>(table.g[e]) + static_cast<int64_t>(row) * table.g_stride[e] + from;
+  const S* g = static_cast<const S*>(table.g[e]) + place.row * table.g_stride[e] + place.from;
   S* b = kMomentum == kNone ? x : static_cast<S*>(table.buffer[e]) + x_from;
-  const int n = static_cast<int>(left < kChunk ? left : kChunk);
   const bool aligned = lead_of(g) == lead_of(x) && lead_of(b) == lead_of(x);  // @aligned
   const A first = static_cast<A>(state.first), second = static_cast<A>(hyper.maximize ? -state.second : state.second);
   const SgdArgs<A> args = {static_cast<A>(-read(lr)), static_cast<A>(hyper.momentum),
@@ -81,19 +93,17 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-// Traffic: with the norm pass 3 * m * d * sizeof(S) where every row is clipped; a row below lam is read once.
+// Traffic: with the norm pass 3 * sizeof(S) per element of what is clipped; the rest is read once, by the norm.
 template <class S>
 __global__ void __launch_bounds__(kThreads, 2)
-    scale_rows_kernel(S* base, int64_t first_row, int64_t stride, int64_t columns, uint32_t per_row,
-                      const RowState* states) {
+    scale_kernel(const __grid_constant__ UpdateTable table, const RowState* states) {
   using A = Arithmetic<S>;
-  const int64_t row = first_row + blockIdx.x / per_row;
-  const RowState state = states[row];
-  if (!state.apply) return;
-  const int64_t from = static_cast<int64_t>(blockIdx.x % per_row) * kChunk, left = columns - from;
-  S* x = base + row * stride + from;
-  const int n = static_cast<int>(left < kChunk ? left : kChunk);
-  const A first = static_cast<A>(state.first), second = static_cast<A>(state.second);
+  const Place place(table);
+  const int e = place.entry, n = place.n;
+  const RowState state = states[table.row[e] + place.row];
+  if (!state.apply) return;  // @keep
+  S* x = static_cast<S*>(table.x[e]) + place.row * table.x_stride[e] + place.from;
+  const A first = static_cast<A>(state.first), second = static_cast<A>(state.second);  // @factor
   each_tile<S, kIlp<S>>(n, lead_of(x), true, [&](int at, auto whole) {
     S v[kIlp<S>][kWidth<S>];
 #pragma unroll
@@ -118,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 template <class S>
-int launch_sgd(const SgdTable& table, int64_t grid, Momentum momentum, const SgdHyper& hyper, Scalar lr,
+int launch_sgd(const UpdateTable& table, int64_t grid, Momentum momentum, const SgdHyper& hyper, Scalar lr,
                const RowState* states, void* stream) {
   auto run = [&](auto kernel) { return launch(grid, kThreads, stream, kernel, table, hyper, lr, states); };
   const bool decay = hyper.weight_decay != 0;
@@ -129,16 +139,13 @@ int launch_sgd(const SgdTable& table, int64_t grid, Momentum momentum, const Sgd
   }
 }
 
-}  // namespace
-
-int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, const SgdHyper& hyper, Scalar lr,
-        const RowState* states, void* stream) {
-  SgdTable table = {};
+// Calls run(table, grid) for tables that hold all rows of all items.
+template <class Run>
+int in_tables(const Update* items, int64_t count, DType dtype, Run run) {
+  UpdateTable table = {};
   int64_t grid = 0;
   auto flush = [&]() {
-    if (!table.count) return 0;
-    const int error = with_type(
-        dtype, [&](auto s) { return launch_sgd<decltype(s)>(table, grid, momentum, hyper, lr, states, stream); });
+    const int error = table.count ? run(table, grid) : 0;
     table.count = 0;
     grid = 0;
     return error;
@@ -154,7 +161,7 @@ int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, cons
       rows = (kMostBlocks - grid) / per_row < u.rows - row ? (kMostBlocks - grid) / per_row : u.rows - row;
       const int e = table.count++;
       table.x[e] = static_cast<char*>(u.x) + row * u.x_stride * size;
-      table.g[e] = static_cast<const char*>(u.g) + row * u.g_stride * size;
+      table.g[e] = u.g ? static_cast<const char*>(u.g) + row * u.g_stride * size : nullptr;
       table.buffer[e] = u.buffer ? static_cast<char*>(u.buffer) + row * u.x_stride * size : nullptr;
       table.x_stride[e] = u.x_stride;
       table.g_stride[e] = u.g_stride;
@@ -168,20 +175,21 @@ int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, cons
   return flush();  // the last, partly filled table @last_launch
 }
 
-int scale_rows(void* x, int64_t m, int64_t stride, int64_t n, DType dtype, const RowState* states, void* stream) {
-  const int64_t per_row = (n + kChunk - 1) / kChunk;
-  if (!per_row) return 0;
-  const int64_t most = kMostBlocks / per_row;
-  for (int64_t row = 0; row < m; row += most) {
-    const int64_t rows = m - row < most ? m - row : most;
-    const int error = with_type(dtype, [&](auto s) {
-      using S = decltype(s);
-      return launch(rows * per_row, kThreads, stream, scale_rows_kernel<S>, static_cast<S*>(x), row, stride, n,
-                    static_cast<uint32_t>(per_row), states);
-    });
-    if (error) return error;
-  }
-  return 0;
+}  // namespace
+
+int sgd(const Update* items, int64_t count, DType dtype, Momentum momentum, const SgdHyper& hyper, Scalar lr,
+        const RowState* states, void* stream) {
+  return in_tables(items, count, dtype, [&](const UpdateTable& table, int64_t grid) {
+    return with_type(dtype,
+                     [&](auto s) { return launch_sgd<decltype(s)>(table, grid, momentum, hyper, lr, states, stream); });
+  });
+}
+
+int scale(const Update* items, int64_t count, DType dtype, const RowState* states, void* stream) {
+  return in_tables(items, count, dtype, [&](const UpdateTable& table, int64_t grid) {
+    return with_type(dtype,
+                     [&](auto s) { return launch(grid, kThreads, stream, scale_kernel<decltype(s)>, table, states); });
+  });
 }
 
 }  // namespace cuda

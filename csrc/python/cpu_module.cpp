@@ -41,6 +41,52 @@ py::object py_global_norm(const py::list& tensors, int threads) {
   return as_tuple(norm);
 }
 
+// A norm that Python knows: (mantissa, exponent).
+Norm as_norm(py::handle parts) {
+  const py::tuple pair = py::reinterpret_borrow<py::tuple>(parts);
+  return {pair[0].cast<double>(), pair[1].cast<int>()};
+}
+
+// Where Python counts steps, or null for None.
+Tally* as_tally(py::handle vector) {
+  return vector.is_none() ? nullptr : reinterpret_cast<Tally*>(read_vector(vector, kTallyDoubles));
+}
+
+// Clips all tensors as one vector, in place: the norm (unless `known` gives it), then the scale where the norm of the
+// unscaled tensors is finite and above lam, unless `forced_skip` forbids it. Adds the step to `tally`, unless that is
+// None; returns the norm, its mantissa, the factor and whether a step is to be applied.
+// tensors, lam, inv_scale, skip_nonfinite, forced_skip, known, tally, threads
+py::object py_clip(Args a) {
+  const py::list tensors = a.list(0);
+  const double lam = a.number(1), inv_scale = a.number(2);
+  const bool skip_nonfinite = a.flag(3), forced_skip = a.flag(4), given = !a.object(5).is_none();
+  const int threads = a.integer(7);
+  thread_local std::vector<Span> spans;
+  thread_local Ranges written;
+  written.clear();
+  spans.resize(tensors.size());
+  int64_t elements = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    View v;
+    if (!read(PyList_GET_ITEM(tensors.ptr(), i), &v) || !v.dense()) return py::none();
+    spans[i] = {v.data, v.n, v.dtype};
+    written.add(v.data, v.bytes());
+    elements += v.n;
+  }
+  if (!written.disjoint()) return py::none();
+  Tally* tally = as_tally(a.object(6));
+  Norm norm = given ? as_norm(a.object(5)) : Norm{};
+  {
+    MaybeReleaseGil gil(elements);
+    if (!given) norm = global_norm(spans, threads);
+    norm = norm.times(inv_scale);
+    if (!forced_skip && norm.finite() && clips(norm, lam)) scale(spans, norm, lam, threads);
+  }
+  const bool step = !forced_skip && (norm.finite() || !skip_nonfinite);
+  if (tally) tally->add(norm, lam, step);
+  return py::make_tuple(norm.value(), norm.mantissa, coefficient(norm, lam), step);
+}
+
 // (lr, momentum, dampening, weight_decay, nesterov, maximize)
 SgdHyper as_hyper(PyObject* t) {
   if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) != 6) throw py::type_error("expected a tuple of hyper-parameters");
@@ -100,13 +146,8 @@ py::object py_sgd_step(Args a) {
   if (!written.disjoint()) return py::none();
   for (const SgdBlock& t : tensors)  // a gradient may be its parameter, element by element, and nothing else of these
     if (t.g != t.x && written.touch(t.g, t.n * kSize[t.dtype])) return py::none();
-  Tally* tally = nullptr;
-  if (!a.object(11).is_none()) tally = reinterpret_cast<Tally*>(read_vector(a.object(11), kTallyDoubles));
-  Norm norm;
-  if (given) {
-    const py::tuple parts = py::reinterpret_borrow<py::tuple>(a.object(10));
-    norm = {parts[0].cast<double>(), parts[1].cast<int>()};
-  }
+  Tally* tally = as_tally(a.object(11));
+  Norm norm = given ? as_norm(a.object(10)) : Norm{};
   bool step = false;
   {
     MaybeReleaseGil gil(elements);
@@ -292,6 +333,9 @@ PYBIND11_MODULE(_native, m) {
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  static PyMethodDef fast[] = {fast_method<py_sgd_step, 13>("sgd_step"), fast_method<py_aggregate, 9>("aggregate"), {}};
+  static PyMethodDef fast[] = {fast_method<py_clip, 8>("clip"),
+                               fast_method<py_sgd_step, 13>("sgd_step"),
+                               fast_method<py_aggregate, 9>("aggregate"),
+                               {}};
   add_methods(m, fast);
 }

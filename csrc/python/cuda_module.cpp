@@ -45,6 +45,50 @@ bool py_norm_parts(const py::list& tensors, py::handle parts, py::object allocat
   return true;
 }
 
+// The norm of all blocks (unless `known` gives its parts) and the decision; the two states stay in the workspace.
+void decide(Call& call, const std::vector<cuda::Block>& blocks, py::handle known, cuda::Decide* d) {
+  d->count = known.is_none() ? chunks_of(blocks) : 0;
+  d->known = call.optional(known, 3);
+  double* room = call.workspace(2 * kStateDoubles + d->count * kPartialDoubles);
+  auto* partials = reinterpret_cast<cuda::Partial*>(room + 2 * kStateDoubles);
+  d->partials = partials;
+  d->state = reinterpret_cast<cuda::RowState*>(room);
+  if (!d->known) check(cuda::sum_squares(blocks.data(), blocks.size(), partials, call.stream));
+  check(cuda::finish_step(*d, call.stream));
+}
+
+// Clips all tensors as one vector, in place: the norm (unless `known` gives its parts), the decision on the device,
+// then the scale. The step is added to `tally`. seen: value, mantissa and exponent of the norm of the unscaled tensors,
+// the factor, and whether a step is to be applied.
+bool py_clip(const py::list& tensors, py::handle lam, py::handle scale, py::handle found_inf, bool skip_nonfinite,
+             py::handle known, py::handle tally, py::handle seen, py::object allocate, uintptr_t stream) {
+  Call call(std::move(allocate), stream);
+  std::vector<cuda::Block> blocks;
+  if (!read_blocks(call, tensors, &blocks)) return false;
+  Ranges written;
+  std::vector<cuda::Update> items[kDTypes];
+  for (const cuda::Block& b : blocks) {
+    written.add(b.data, b.bytes());
+    items[b.dtype].push_back({const_cast<void*>(b.data), nullptr, nullptr, 1, b.n, b.n, b.n});
+  }
+  if (!written.disjoint()) return false;
+  cuda::Decide d = {};
+  d.lam = call.scalar(lam);
+  d.scale = call.scalar(scale);
+  d.found_inf = call.scalar(found_inf);
+  d.skip_nonfinite = skip_nonfinite;
+  d.in_place = true;
+  d.tally = reinterpret_cast<Tally*>(call.optional(tally, kTallyDoubles));
+  d.parts = call.vector(seen, 5);
+  d.coef = d.parts + 3;
+  d.taken = d.parts + 4;
+  Guard guard(call.device);
+  decide(call, blocks, known, &d);
+  for (int t = 0; t < kDTypes; ++t)
+    check(cuda::scale(items[t].data(), items[t].size(), static_cast<DType>(t), d.state + (t == kFloat64), call.stream));
+  return true;
+}
+
 struct Hyper {
   SgdHyper values;
   cuda::Scalar lr;
@@ -108,21 +152,14 @@ bool py_sgd_step(const py::list& params, const py::list& grads, const py::list& 
   std::vector<Hyper> hyper;
   for (const py::handle h : hypers) hyper.push_back(read_hyper(call, h));
   cuda::Decide d = {};
-  d.count = known.is_none() ? chunks_of(blocks) : 0;
-  d.known = call.optional(known, 3);
   d.lam = call.scalar(lam);
   d.scale = call.scalar(scale);
   d.found_inf = call.scalar(found_inf);
   d.skip_nonfinite = skip_nonfinite;
   d.tally = reinterpret_cast<Tally*>(call.optional(tally, kTallyDoubles));
   d.taken = call.optional(taken, 1);
-  double* room = call.workspace(2 * kStateDoubles + d.count * kPartialDoubles);
-  auto* partials = reinterpret_cast<cuda::Partial*>(room + 2 * kStateDoubles);
-  d.partials = partials;
-  d.state = reinterpret_cast<cuda::RowState*>(room);
   Guard guard(call.device);
-  if (!d.known) check(cuda::sum_squares(blocks.data(), blocks.size(), partials, call.stream));
-  check(cuda::finish_step(d, call.stream));
+  decide(call, blocks, known, &d);
   for (const auto& [key, items] : batches) {
     const auto [group, dtype, momentum] = key;
     check(cuda::sgd(items.data(), items.size(), static_cast<DType>(dtype), static_cast<Momentum>(momentum),
@@ -162,8 +199,8 @@ bool py_clip_rows(py::handle matrix, py::handle lam, py::handle norms, py::objec
   double* out = call.vector(norms, rows.rows);
   Guard guard(call.device);
   const cuda::RowState* states = rows_states(call, rows, lam, cuda::kClip, out);
-  check(
-      cuda::scale_rows(const_cast<void*>(rows.data), rows.rows, rows.stride, rows.n, rows.dtype, states, call.stream));
+  const cuda::Update u = {const_cast<void*>(rows.data), nullptr, nullptr, rows.rows, rows.stride, rows.stride, rows.n};
+  check(cuda::scale(&u, 1, rows.dtype, states, call.stream));
   return true;
 }
 
@@ -208,6 +245,7 @@ PYBIND11_MODULE(FATCLIP_MODULE, m) {
   });
   m.def("usable", &py_usable);
   m.def("norm_parts", &py_norm_parts);
+  m.def("clip", &py_clip);
   m.def("sgd_step", &py_sgd_step);
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);

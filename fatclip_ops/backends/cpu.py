@@ -6,6 +6,7 @@ unsupported layout: then row-major copies are tried.
 
 import importlib
 import importlib.util
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from torch.nn import Parameter
 
 from . import layout
 from .layout import bump
-from .types import AggregateResult, Rows, StepInputs
+from .types import AggregateResult, Clipped, Rows, StepInputs
 
 _PACKAGE = __package__.rpartition(".")[0]
 _CHOICES = ("native", "python")
@@ -75,6 +76,34 @@ def batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor |
     return norms if done else None
 
 
+def clip_(inputs: StepInputs) -> Clipped | None:
+    seen = _clip(inputs)
+    if seen is None:
+        seen = layout.clip_on_copies(inputs, _clip)
+    elif seen[2] < 1.0 and math.isfinite(seen[1]):
+        bump(inputs.grads)
+    return None if seen is None else Clipped._make(seen)
+
+
+def _clip(s: StepInputs) -> tuple[float, float, float, bool] | None:
+    seen: tuple[float, float, float, bool] | None = MODULE.clip(
+        s.grads,
+        s.lam,
+        1.0 / float(s.scale),
+        s.nonfinite != "propagate",
+        s.is_forbidden(),
+        _known(s),
+        s.tally,
+        _threads(),
+    )
+    return seen
+
+
+def _known(s: StepInputs) -> tuple[float, int] | None:
+    """Mantissa and exponent of a norm that was taken before."""
+    return None if s.norm is None else (float(s.norm[1]), int(s.norm[2]))
+
+
 def step(inputs: StepInputs) -> bool | None:
     applied = _step(inputs)
     if applied is None:
@@ -96,7 +125,7 @@ def _step(s: StepInputs) -> bool | None:
         1.0 / float(s.scale),
         s.nonfinite != "propagate",
         s.is_forbidden(),
-        None if s.norm is None else (float(s.norm[1]), int(s.norm[2])),
+        _known(s),
         s.tally,
         _threads(),
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import layout
-from .types import AggregateResult, PendingResult, Pieces, Rows, StepInputs, count_rows, map_rows
+from .types import AggregateResult, Clipped, PendingResult, Pieces, Rows, StepInputs, count_rows, map_rows
 
 _PACKAGE = __package__.rpartition(".")[0]
 
@@ -116,6 +116,21 @@ def batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor |
     return norms if layout.run(kernel, [x, grad], _scalar(lr), _scalar(lam), norms, writes=True) else None
 
 
+def clip_(inputs: StepInputs) -> Clipped | None:
+    like = inputs.grads[0]
+    seen, kernel = _empty(5, like), _enqueues("clip", like.device)
+    rest = (*_conditions(inputs), inputs.norm, inputs.tally, seen)
+
+    def clip(s: StepInputs) -> bool | None:
+        return kernel(s.grads, *rest) or None
+
+    if clip(inputs):
+        layout.bump(inputs.grads)  # whether something was clipped, only the device knows
+    elif layout.clip_on_copies(inputs, clip) is None:
+        return None
+    return Clipped(seen[0], seen[1], seen[3], seen[4])
+
+
 def step(inputs: StepInputs) -> bool | None:
     """One step; True without asking: the device decides whether it is applied, and counts it.
 
@@ -148,10 +163,15 @@ def step(inputs: StepInputs) -> bool | None:
 
 
 def _numbers(s: StepInputs) -> tuple[Any, ...]:
-    """Groups, hyper-parameters, lam, scale, found_inf and whether to skip, as the kernels take them."""
+    """Groups, hyper-parameters and conditions, as the kernels take them."""
     hypers = [(_scalar(h.lr), *map(float, h[1:4]), h.nesterov, h.maximize) for h in s.hypers]
+    return (s.groups, hypers, *_conditions(s))
+
+
+def _conditions(s: StepInputs) -> tuple[Any, ...]:
+    """lam, scale, found_inf and whether to skip what is not finite."""
     found = 0.0 if s.found_inf is None else _scalar(s.found_inf)
-    return s.groups, hypers, _scalar(s.lam), _scalar(s.scale), found, s.nonfinite != "propagate"
+    return _scalar(s.lam), _scalar(s.scale), found, s.nonfinite != "propagate"
 
 
 def aggregate(

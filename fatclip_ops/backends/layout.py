@@ -37,6 +37,13 @@ def as_real(t: Tensor) -> Tensor:
     return torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
 
 
+def write_all(tensors: Sequence[Tensor], reals: Sequence[Tensor]) -> None:
+    """Copies values, complex numbers as pairs, into tensors; zeros without memory stay zeros."""
+    for t, real in zip(tensors, reals, strict=True):
+        if not t._is_zerotensor():
+            t.copy_(torch.view_as_complex(real) if t.is_complex() else real)
+
+
 def row_major(t: Tensor) -> Tensor:
     """A copy of t in row-major order, with no lazy negation pending."""
     check_memory(t)
@@ -131,6 +138,21 @@ def run(kernel: Callable[..., bool], tensors: Sequence[Tensor], *rest: Any, writ
     if writes:
         tensors[0].copy_(copies[0])
     return True
+
+
+@torch.no_grad()
+def clip_on_copies(inputs: StepInputs, clip: Callable[[StepInputs], T | None]) -> T | None:
+    """A clip on row-major copies of the gradients, which are then copied back; complex numbers as pairs."""
+    grads = inputs.grads
+    if not all(type(t) in (Tensor, Parameter) and t.layout is torch.strided and not overlaps(t) for t in grads):
+        return None
+    for t in grads:
+        check_memory(t)
+    copies = [row_major(as_real(t)) for t in grads]
+    result = clip(inputs.with_tensors(inputs.params, copies, inputs.buffers))
+    if result is not None:
+        write_all(grads, copies)
+    return result
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import as_real, touching
-from .types import AggregateResult, Hyper, Norm, Pieces, Rows, StepInputs, scale_pow2
+from .layout import as_real, touching, write_all
+from .types import AggregateResult, Clipped, Hyper, Norm, Pieces, Rows, StepInputs, scale_pow2
 
 # An exponent below that of every float64, for norms that are zero.
 _BELOW_ALL = -1100.0
@@ -47,9 +47,13 @@ def norm_of_all(tensors: Sequence[Tensor]) -> Norm:
         zero = torch.zeros((), dtype=torch.float64, device="cpu")
         return Norm(zero, zero)
     norms = [norms_of_rows(t.reshape(1, -1)) for t in tensors]
-    exponents = torch.cat([n.exponent for n in norms])
-    exponent = exponents.amax()
-    scaled = scale_pow2(torch.cat([n.mantissa for n in norms]), exponents - exponent)
+    return join(Norm(torch.cat([n.mantissa for n in norms]), torch.cat([n.exponent for n in norms])))
+
+
+def join(norms: Norm) -> Norm:
+    """The norm of all parts of a vector from their norms, one entry each."""
+    exponent = norms.exponent.amax()
+    scaled = scale_pow2(norms.mantissa, norms.exponent - exponent)
     return Norm(_root(ordered_sum(scaled.square())), exponent)
 
 
@@ -152,6 +156,22 @@ def batched_clipped_sgd_(x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor:
     clipped, finite = clip_each(grad, norm, lam)
     x.copy_(torch.where(finite, (x.to(torch.float64) - lr * clipped).to(x.dtype), x))
     return norm.value
+
+
+@torch.no_grad()
+def clip_(inputs: StepInputs) -> Clipped:
+    reals = [as_real(t) for t in inputs.grads]
+    norm = norm_of_all(reals) if inputs.norm is None else Norm(inputs.norm[1], inputs.norm[2])
+    norm = Norm(norm.mantissa / inputs.scale, norm.exponent)
+    applied = torch.ones_like(norm.finite) if inputs.nonfinite == "propagate" else norm.finite
+    if inputs.found_inf is not None:
+        applied = applied & (torch.as_tensor(inputs.found_inf, device=applied.device) <= 0)
+    # all of them before the first is written: they may share memory
+    writes = applied & norm.finite
+    write_all(inputs.grads, [torch.where(writes, clip(t, norm, inputs.lam).to(t.dtype), t) for t in reals])
+    if inputs.tally is not None:
+        count_step(inputs.tally, norm, inputs.lam, applied)
+    return Clipped(norm.value, norm.mantissa, coefficients(norm, inputs.lam), applied)
 
 
 def _check_one_device(params: list[Tensor]) -> None:

@@ -103,6 +103,19 @@ class StepInputs:
         return self.found_inf is not None and float(self.found_inf) > 0
 
 
+class Clipped(NamedTuple):
+    """What a clip in place saw: numbers on the CPU, 0-dim tensors on a device.
+
+    norm: of the unscaled gradients, before the clip. mantissa: of that norm; finite where every element was.
+    coef: min(1, lam / norm), 0 where the norm is not finite. applied: whether an optimizer may go on with its step.
+    """
+
+    norm: Any
+    mantissa: Any
+    coef: Any
+    applied: Any
+
+
 class AggregateResult(NamedTuple):
     """What an aggregate saw.
 
@@ -170,6 +183,9 @@ class Backend(Protocol):
 
     def batched_clipped_sgd_(self, x: Tensor, grad: Tensor, lr: Any, lam: Any) -> Tensor | None:
         """One step of every row with a finite gradient; returns the norms of the gradients."""
+
+    def clip_(self, inputs: StepInputs) -> Clipped | None:
+        """Multiplies the gradients by min(1, lam / norm) in place, where that is finite; they keep their scale."""
 
     def step(self, inputs: StepInputs) -> bool | None:
         """One optimizer step; returns whether it was applied."""

@@ -97,7 +97,7 @@ struct Part {
 const Part kParts[] = {
     {"conversions", check_conversions}, {"kernels", check_kernels}, {"norms", check_norms}, {"rows", check_rows},
     {"models", check_models},           {"threads", check_threads}, {"fork", check_fork},   {"far", check_far_rows},
-    {"long", check_long_vector},        {"planted", planted}};
+    {"long", check_long_vector},        {"clips", check_clips},     {"planted", planted}};
 
 int main_(int argc, char** argv) {
   if (argc == 2 && argv[1] == std::string("isas")) {

@@ -182,6 +182,7 @@ Aggregated aggregated(const fatclip::Rows& rows, double lam, const double* weigh
 void check_conversions();
 void check_kernels();
 void check_norms();
+void check_clips();
 void check_rows();
 void check_models();
 void check_threads();

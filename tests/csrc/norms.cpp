@@ -141,6 +141,30 @@ void check_update(const Model& start, Norm norm, double lam, double inv_scale, c
   }
 }
 
+// The gradients, clipped in place: every element within the roundings of its arithmetic type and of its own.
+void check_clip(const Model& start, const Norm& norm, double lam, const Where& where) {
+  Model once(start);
+  fatclip::scale(once.grads(), norm, lam, 1);
+  const Wide c = value(norm) > lam ? lam / value(norm) : Wide(1);
+  bool ok = true;
+  for (const auto& before : start.g) {
+    const Exact& after = *once.g[&before - start.g.data()];
+    const DType t = before->dtype, a = t == kFloat64 ? kFloat64 : kFloat32;
+    for (int64_t i = 0; i < before->n; ++i) {
+      const Wide want = (*before)[i] * c;
+      ok &= c == 1 ? after[i] == want : std::fabs(after[i] - want) <= 2 * ulp(a, want) + ulp(t, want) / 2;
+    }
+    ok &= after.intact();
+    after.digest();
+  }
+  check(ok, where);
+  for (int threads = 2; threads <= kThreads; ++threads) {
+    Model again(start);
+    fatclip::scale(again.grads(), norm, lam, threads);
+    check(again.same(once), where);
+  }
+}
+
 // 4096 twos have norm 128: with lam = 64 the factor is exactly 1/2, with 128 and above it is exactly 1.
 void check_exact_clip(DType t) {
   for (double lam : {64.0, 128.0, 1000.0, double(INFINITY)}) {
@@ -186,6 +210,19 @@ void check_norms() {
     check_non_finite(t);
     if (t < kDTypes) check_exact_clip(static_cast<DType>(t));
   }
+}
+
+void check_clips() {
+  for (int t = 0; t <= kDTypes; ++t)
+    for (const std::vector<int64_t>& lengths : kModels)
+      for (int kind = 0; kind < kInputs; ++kind) {
+        if (lengths.size() == 4 && kind != kSpread) continue;
+        const Model model(lengths, t, static_cast<Input>(kind), 100 + t);
+        const Norm norm = fatclip::global_norm(model.grads(), 1);
+        if (!(norm.mantissa > 0)) continue;
+        const Where where{"scale", "", t, model.elements(), kind};
+        for (double lam : {double(INFINITY), 1e-3, 0x1p-140, norm.value() * 0.37}) check_clip(model, norm, lam, where);
+      }
 }
 
 }  // namespace driver

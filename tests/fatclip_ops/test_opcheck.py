@@ -34,6 +34,7 @@ def cases(name, dtype, grad):
         "norm_parts": [([matrix, randn(4, dtype=dtype, grad=grad), randn(0)],), ([strided],)],
         "row_norms": [(matrix,), (strided,), (randn(0, 5, dtype=dtype, grad=grad),)],
         "clip_rows_": [(p, scalar(1.0)), (strided.detach().clone(), scalar(math.inf))],
+        "clip_": [([p, b.t()], scalar(1.0)), ([strided.detach().clone(), randn(0)], scalar(math.inf))],
         "batched_clipped_sgd_": [(p, g, scalar(0.1), scalar(1.0))],
         "clip_and_aggregate": [(matrix, scalar(1.0), None, "mean"), (strided, scalar(2.0), weights, "sum")],
         "clipped_sgd_": [

@@ -207,7 +207,8 @@ void huge() {
   const cuda::Update w = {moved.data, memory.data, nullptr, 3, kStride, kStride, kD};
   check(cuda::sgd(&w, 1, kBFloat16, kNone, {}, {1, nullptr}, states, nullptr) == 0, "launch of distant rows");
   check(get(moved.data, kBFloat16, 2 * kStride + kD - 1) == -4, "rows beyond 2^31");
-  check(cuda::scale_rows(memory.data, 3, kStride, kD, kBFloat16, states, nullptr) == 0 &&
+  const cuda::Update scaled = {memory.data, nullptr, nullptr, 3, kStride, kStride, kD};
+  check(cuda::scale(&scaled, 1, kBFloat16, states, nullptr) == 0 &&
             get(memory.data, kBFloat16, 2 * kStride + kD - 1) == 4,
         "scaled rows beyond 2^31");
   unsetenv("HOSTCUDA_EDGES");

@@ -1,4 +1,4 @@
-// Runs the CUDA kernels on the CPU and compares them with slow loops: `driver norms steps rows aggregates huge`.
+// Runs the CUDA kernels on the CPU and compares them with slow loops: `driver norms steps clips rows aggregates huge`.
 #include "driver.h"
 
 #include <cstring>
@@ -99,11 +99,8 @@ int main(int argc, char** argv) {
     const char* name;
     void (*run)();
   };
-  const Part parts[] = {{"norms", driver::norms},
-                        {"steps", driver::steps},
-                        {"rows", driver::rows},
-                        {"aggregates", driver::aggregates},
-                        {"huge", driver::huge}};
+  const Part parts[] = {{"norms", driver::norms}, {"steps", driver::steps},           {"clips", driver::clips},
+                        {"rows", driver::rows},   {"aggregates", driver::aggregates}, {"huge", driver::huge}};
   for (const Part& part : parts)
     for (int i = 1; i < argc; ++i)
       if (!std::strcmp(argv[i], part.name)) part.run();

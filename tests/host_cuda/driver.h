@@ -91,6 +91,7 @@ inline std::vector<cuda::Partial> partials_for(const std::vector<cuda::Block>& b
 
 void norms();
 void steps();
+void clips();
 void rows();
 void aggregates();
 void huge();

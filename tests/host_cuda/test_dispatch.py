@@ -64,7 +64,10 @@ def test_the_functions_do_not_wait(device):
         fc.clip_rows_(matrix, lam)
         fc.batched_clipped_sgd_(matrix, matrix.clone(), lam, lam)
         fc.clip_and_aggregate(matrix, lam)
-    assert device.calls == ["row_norms", "norm_parts", "clip_rows", "batched_sgd", "aggregate"]
+        p = torch.nn.Parameter(matrix.clone())
+        p.grad = matrix.clone()
+        fc.clip_grad_norm_([p], lam)
+    assert device.calls == ["row_norms", "norm_parts", "clip_rows", "batched_sgd", "aggregate", "clip"]
 
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "expanded"])

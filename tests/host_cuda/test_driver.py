@@ -5,7 +5,7 @@ import re
 import pytest
 from host_cuda_builds import BUILDS, SOURCES, marks, run_driver
 
-PARTS = ("norms", "steps", "rows", "aggregates")
+PARTS = ("norms", "steps", "clips", "rows", "aggregates")
 ORDERS = ("forward", "reverse", "random:1", "random:2")
 # ThreadSanitizer cannot map so much, and `huge` has nothing for it.
 HUGE = {"plain": ("huge",), "address": ("huge",), "thread": ()}
@@ -95,8 +95,15 @@ PLANTS = {
     "momentum not written at the edges": ("plain", "steps", "sgd", "sgd @store_momentum", ""),
     "update offset in 32 bits": (
         "plain", "huge", "sgd", "sgd @chunk_start",
-        "const int64_t from = static_cast<int>((local % table.per_row[e]) * static_cast<uint32_t>(kChunk)), "
-        "left = table.n[e] - from;",
+        "from = static_cast<int>((local % per_row) * static_cast<uint32_t>(kChunk));",
+    ),
+    "gradients that are not finite scaled": ("plain", "clips", "sgd", "sgd @keep", ""),
+    "half of a factor": (
+        "plain", "clips", "sgd", "sgd @factor",
+        "const A first = static_cast<A>(state.first), second = 1;",
+    ),
+    "clip that takes the scale away": (
+        "plain", "clips", "norm", "norm @in_place", "const double lam = read(d.lam), kept = inv_scale;",
     ),
     "neighbour's elements stored": (
         "plain", "steps", "sgd", "common @store_edge",

@@ -76,7 +76,7 @@ def least(name):
         return (2 if short else 4), 0
     if base == "aggregate_kernel":
         return 4 + 1, 1
-    if base == "scale_rows_kernel":
+    if base == "scale_kernel":
         return (1, 1) if short else (2, 2)
     if base == "sgd_kernel":
         operands = 3 if rest.endswith(", momentum") else 2

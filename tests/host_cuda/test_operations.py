@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
-from optim_cases import HYPERS
+from optim_cases import HYPERS, clip_by_hand
 from reference_cases import aggregated, clipped_rows, stepped_rows
 
 import fatclip_ops as fc
 from fatclip_ops import FatClipPI, FatClipPR, FatClipServer
-from fatclip_ops.backends import reference
+from fatclip_ops.backends import cuda, reference
 
 pytestmark = pytest.mark.usefixtures("order")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -89,6 +89,45 @@ def test_clip_rows(device, d, dtype):
             assert torch.equal(got[2].cpu(), matrix[2])
             close_to(got[[0, 1, 3]], want[[0, 1, 3]], dtype)
             assert got._version > before
+
+
+@each_dtype
+@pytest.mark.parametrize("d", LENGTHS)
+def test_clip_grad_norm(device, d, dtype):
+    """70 gradients, more than one table holds, of mixed dtypes and layouts."""
+    sources = [values(3, d, dtype=dtype, seed=d), *(values(i % 9, seed=i) for i in range(69))]
+    exact, norm = clip_by_hand(sources, 1.5)
+    for first in layouts(sources[0]):
+        params = [torch.nn.Parameter(device(torch.zeros_like(g))) for g in sources]
+        for p, g in zip(params, [first, *sources[1:]], strict=True):
+            p.grad = device(g.clone(memory_format=torch.preserve_format))
+        bound = 1.5 if first.is_contiguous() else device(torch.tensor(1.5))
+        assert fc.clip_grad_norm_(params, bound).item() == pytest.approx(norm, rel=NORM_ERROR)
+        for p, want in zip(params, exact, strict=True):
+            close_to(p.grad, want, p.dtype)
+        assert fc.clip_grad_norm_(params, 1e6).item() == pytest.approx(1.5, rel=2**-8 if d < 8193 else 2**-7)
+    assert "clip" in device.calls
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_gradients_that_are_not_finite_stay(device, bad):
+    p = torch.nn.Parameter(device(torch.zeros(300)))
+    p.grad = device(values(300))
+    p.grad[299] = bad
+    before = p.grad.clone()
+    norm = fc.clip_grad_norm_([p], 1.0)
+    assert not torch.isfinite(norm)
+    assert torch.equal(p.grad.cpu().nan_to_num(7.0), before.cpu().nan_to_num(7.0))
+    with pytest.raises(RuntimeError, match="nothing was changed"):
+        fc.clip_grad_norm_([p], 1.0, error_if_nonfinite=True)
+
+
+def test_a_known_norm_and_a_scale(device):
+    g = device(torch.tensor([3.0, 4.0]))
+    parts = device(torch.tensor([8.0, 8.0, 0.0], dtype=torch.float64))
+    seen = cuda.clip_([g], device(torch.tensor(1.0)), device(torch.tensor(2.0)), parts)
+    assert [float(v) for v in seen] == [4.0, 4.0, 0.25]  # the norm of the whole is 8, twice what it would be unscaled
+    assert g.tolist() == [0.75, 1.0]
 
 
 @each_dtype

@@ -122,6 +122,45 @@ void steps() {
   update(many, kRunning, hypers[1], false);
 }
 
+// 75 tensors of each dtype, more than a table holds, some empty, the last too; `scale` is what they were multiplied by.
+void clip(const char* what, double norm, double lam, double scale, double factor, double coef) {
+  std::vector<std::unique_ptr<Memory>> tensors;
+  for (int i = 0; i < 300; ++i) {
+    tensors.emplace_back(new Memory(kAll[i % 4], i >= 296 ? 0 : i == 5 ? cuda::kChunk + 9 : i % 23, i % 5));
+    tensors.back()->fill(i);
+  }
+  Step step(lam, true);
+  double seen[3], factor_seen = -1;
+  step.known[0] = step.known[1] = norm;
+  step.decide.scale = {0, &scale};
+  step.decide.in_place = true;
+  step.decide.parts = seen;
+  step.decide.coef = &factor_seen;
+  step.run();
+  bool right = factor_seen == coef && (seen[0] == norm / scale || std::isnan(norm));
+  for (const DType dtype : kAll) {
+    std::vector<cuda::Update> items;
+    for (const auto& t : tensors)
+      if (t->dtype == dtype) items.push_back({t->data(), nullptr, nullptr, 1, t->n, t->n, t->n});
+    const int64_t count = static_cast<int64_t>(items.size());
+    right = right && cuda::scale(items.data(), count, dtype, step.state + (dtype == kFloat64), nullptr) == 0;
+  }
+  for (int i = 0; i < 300; ++i)
+    for (int64_t j = 0; j < tensors[i]->n; ++j)
+      right = right && (*tensors[i])[j] == factor * Memory::whole(i, j) && tensors[i]->guards();
+  check(right, what);
+}
+
+void clips() {
+  clip("a clip above lam", 4, 1, 1, 0.25, 0.25);
+  clip("a clip at lam", 4, 4, 1, 1, 1);
+  clip("a clip to zero", 4, 0, 1, 0, 0);
+  clip("a clip without a bound", 4, INFINITY, 1, 1, 1);
+  clip("a clip of scaled gradients, which keep their scale", 4, 0.25, 8, 0.5, 0.5);
+  clip("a clip of nan", NAN, 1, 1, 1, 0);
+  clip("a clip of inf", INFINITY, 1, 1, 1, 0);
+}
+
 void rows() {
   constexpr int64_t kM = 7;
   for (const DType dtype : kAll)
@@ -151,7 +190,8 @@ void rows() {
                                    norms.data(), clip.data(), nullptr);
         const cuda::Update u = {x.data(), g.data(), nullptr, kM, d, d + gap, d};
         error |= cuda::sgd(&u, 1, dtype, kNone, {}, {0.5, nullptr}, states.data(), nullptr);
-        error |= cuda::scale_rows(c.data(), kM, d + gap, d, dtype, clip.data(), nullptr);
+        const cuda::Update all = {c.data(), nullptr, nullptr, kM, d + gap, d + gap, d};
+        error |= cuda::scale(&all, 1, dtype, clip.data(), nullptr);
         bool right = error == 0 && x.guards();
         for (int64_t i = 0; i < kM; ++i) {
           const double norm = 0.25 * (1 << i) * (filled == 4 ? 2 : 1), factor = norm > lam ? lam / norm : 1;
