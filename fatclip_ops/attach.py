@@ -101,7 +101,8 @@ def _clip_plainly(inputs: StepInputs) -> Clipped:
     parts = torch.stack([_norm_parts(own).to(home) for own in by_device.values()])
     whole = reference.join(Norm(parts[:, 1], parts[:, 2]))
     norm = torch.stack([whole.value, whole.mantissa, whole.exponent])
-    return [_clip_part(inputs, own, norm.to(device)) for device, own in by_device.items()][0]
+    seen = [_clip_part(inputs, own, norm.to(device)) for device, own in by_device.items()]
+    return seen[0]
 
 
 def _norm_parts(tensors: list[Tensor]) -> Tensor:

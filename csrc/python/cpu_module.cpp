@@ -111,8 +111,9 @@ bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fre
 }
 
 // One step: the norm (unless `known` gives its mantissa and exponent), then the update, unless `forced_skip` or
-// `skip_nonfinite` forbids it. Adds the step to `tally`, unless that is None, and returns whether the tensors were updated.
-// params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, tally, threads
+// `skip_nonfinite` forbids it. Adds the step to `tally`, unless that is None, and returns whether the tensors were
+// updated. params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, tally,
+// threads
 py::object py_sgd_step(Args a) {
   const py::list params = a.list(0), grads = a.list(1), buffers = a.list(2), fresh = a.list(3), groups = a.list(4);
   const py::list hypers = a.list(5);

@@ -13,6 +13,7 @@ from reference_cases import aggregated, clipped_rows, stepped_rows
 import fatclip_ops as fc
 from fatclip_ops import FatClipPI, FatClipPR, FatClipServer
 from fatclip_ops.backends import cuda, reference
+from fatclip_ops.backends.types import StepInputs, make_tally
 
 pytestmark = pytest.mark.usefixtures("order")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -123,10 +124,16 @@ def test_gradients_that_are_not_finite_stay(device, bad):
 
 def test_a_known_norm_and_a_scale(device):
     g = device(torch.tensor([3.0, 4.0]))
-    parts = device(torch.tensor([8.0, 8.0, 0.0], dtype=torch.float64))
-    seen = cuda.clip_([g], device(torch.tensor(1.0)), device(torch.tensor(2.0)), parts)
-    assert [float(v) for v in seen] == [4.0, 4.0, 0.25]  # the norm of the whole is 8, twice what it would be unscaled
+    inputs = StepInputs(device(torch.tensor(1.0)), tally=device(make_tally()))
+    inputs.grads, inputs.scale = [g], device(torch.tensor(2.0))
+    inputs.norm = device(torch.tensor([8.0, 8.0, 0.0], dtype=torch.float64))
+    seen = cuda.clip_(inputs)
+    assert [float(v) for v in seen] == [4.0, 4.0, 0.25, 1.0]  # the norm of the whole is 8, twice that of the unscaled
     assert g.tolist() == [0.75, 1.0]
+    inputs.found_inf = device(torch.tensor(1.0))
+    assert not cuda.clip_(inputs).applied
+    assert g.tolist() == [0.75, 1.0]
+    assert inputs.tally.tolist() == [4.0, 0.0, 2.0, 1.0, 1.0]
 
 
 @each_dtype
