@@ -7,9 +7,10 @@ try:
 except PackageNotFoundError:  # run from a source tree
     __version__ = "0+unknown"
 
-from .attach import clip_grad_norm_
+from .attach import Attachment, attach
 from .diagnostics import backend, show_config
 from .functional import aggregate, batched_clipped_sgd_, clip_and_aggregate, clip_rows_, global_norm, row_norms
+from .gradients import clip_grad_norm_
 from .history import History
 from .optim import FatClipOptimizer, FatClipPI, FatClipPR
 from .results import Aggregate, ServerResult
@@ -18,6 +19,7 @@ from .thresholds import Quantile, Threshold
 
 __all__ = [
     "Aggregate",
+    "Attachment",
     "FatClipOptimizer",
     "FatClipPI",
     "FatClipPR",
@@ -27,6 +29,7 @@ __all__ = [
     "ServerResult",
     "Threshold",
     "aggregate",
+    "attach",
     "backend",
     "batched_clipped_sgd_",
     "clip_and_aggregate",

@@ -1,118 +1,199 @@
-"""Clipping for every torch optimizer: clip_grad_norm_()."""
+"""attach(): from then on every step of a torch optimizer sees clipped gradients."""
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.optim import Optimizer
 
-from . import library
-from .backends import read_number, reference, select_update
-from .backends.layout import as_real
-from .backends.types import Clipped, Norm, StepInputs
-from .checks import check_inference, check_number, check_parameter, describe
+from .backends import cuda, read_number, reference
+from .backends.types import Norm, StepInputs
+from .checks import NONFINITE, check_choice, check_lam, check_parameter, describe
+from .clip_record import ClipRecord
+from .gradients import clip_gradients
+from .optim import FatClipOptimizer
+from .thresholds import Threshold
 
 
-def clip_grad_norm_(
-    parameters: Any,
-    max_norm: float | Tensor,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-    foreach: bool | None = None,
-) -> Tensor:
-    """Multiplies the gradients of all parameters by min(1, max_norm / norm) in place; returns the norm before.
+def attach(optimizer: Optimizer, lam: float | Tensor | Threshold, nonfinite: str = "skip") -> "Attachment":
+    """Clips the gradients before every `optimizer.step()`, in place; works for any torch optimizer.
 
-    A drop-in for torch.nn.utils.clip_grad_norm_. The norm is that of all gradients as one vector, a 0-dim float64
-    tensor, right for every finite input. There is no epsilon: gradients at or below max_norm are not written to. A norm
-    that is nan or inf leaves them as they are.
+    One norm over all parameters of all groups, then p.grad <- min(1, lam / norm) * p.grad; gradients at or below lam
+    are not written to. With a closure they are clipped after each evaluation. Under a GradScaler `lam` applies to the
+    unscaled gradients, whoever unscales them. The optimizer's state_dict stays as it is: the handle has its own.
 
-    parameters: an iterable of tensors, or one tensor; those without a gradient do not count.
-    max_norm: the threshold, at least 0; a number or a 0-dim tensor.
-    norm_type: 2; any other norm is torch's own function.
-    error_if_nonfinite: raise RuntimeError where the norm is nan or inf.
-    foreach: as in torch for another norm_type; the kernels take all tensors in one call.
+    optimizer: any torch optimizer but LBFGS, and FatClipPI and FatClipPR, which clip by themselves.
+    lam: the threshold, > 0: a number, a 0-dim tensor or a Quantile. math.inf does not clip.
+    nonfinite: what a gradient with nan or inf does. "skip" leaves parameters and state untouched and counts in
+        `skipped`; "raise" raises ValueError naming the parameter; "propagate" hands it to the optimizer unclipped.
 
-    >>> w = torch.nn.Parameter(torch.zeros(3))
-    >>> w.grad = torch.tensor([3e20, 4e20, 0.0])
-    >>> clip_grad_norm_([w], max_norm=5.0), w.grad
-    (tensor(5.0000e+20, dtype=torch.float64), tensor([3., 4., 0.]))
+    >>> w = torch.nn.Parameter(torch.zeros(2))
+    >>> opt = torch.optim.SGD([w], lr=1.0)
+    >>> handle = attach(opt, lam=5.0)
+    >>> w.grad = torch.tensor([30.0, 40.0])
+    >>> opt.step(); w.data, handle.last_norm.item()
+    (tensor([-3., -4.]), 50.0)
     """
-    params = _list_parameters(parameters)
-    if type(max_norm) is not float or not max_norm >= 0:
-        max_norm = read_number(max_norm, _check_max_norm)
-    if norm_type != 2.0:
-        return torch.nn.utils.clip_grad_norm_(params, float(max_norm), norm_type, error_if_nonfinite, foreach)
-    inputs = StepInputs(max_norm)
-    inputs.grads = [p.grad for p in params if p.grad is not None]
-    if torch.compiler.is_compiling():
-        with torch.no_grad():
-            seen = library.clip_(inputs.grads, max_norm)
-    else:
-        seen = clip_gradients(inputs) if inputs.grads else Clipped(0.0, 0.0, 1.0, True)
-    if error_if_nonfinite and not math.isfinite(seen.mantissa):
-        raise RuntimeError(f"the norm of the gradients is {float(seen.norm)}; nothing was changed")
-    if isinstance(seen.norm, Tensor):
-        return seen.norm
-    return torch.scalar_tensor(seen.norm, dtype=torch.float64, device="cpu")
+    _check_optimizer(optimizer)
+    check_choice("nonfinite", nonfinite, NONFINITE)
+    return Attachment(optimizer, lam, nonfinite)
 
 
-def _list_parameters(parameters: Any) -> list[Tensor]:
-    if isinstance(parameters, Tensor):
-        return [parameters]
-    if not isinstance(parameters, Iterable) or isinstance(parameters, Module):
-        hint = ": pass its .parameters()" if isinstance(parameters, Module) else ""
-        raise TypeError(f"parameters must be an iterable of tensors, got {describe(parameters)}{hint}")
-    params = list(parameters)
-    if not params and isinstance(parameters, Iterator):
-        raise ValueError("parameters is an exhausted generator: nothing would be clipped; pass a list")
-    for i, p in enumerate(params):
-        if not isinstance(p, Tensor):
-            raise TypeError(f"parameters[{i}] must be a tensor, got {describe(p)}")
-    return params
+class Attachment(ClipRecord):
+    """The handle that attach() returns: `last_norm`, `last_coef`, `steps`, `clipped`, `skipped`, `lam`, `detach()`.
+
+    A copy or a pickle of the handle brings its optimizer along, with the clipping. A copy of the optimizer alone has no
+    hooks, as torch has it, and does not clip.
+    """
+
+    def __init__(self, optimizer: Optimizer, lam: Any, nonfinite: str) -> None:
+        self.nonfinite = nonfinite
+        lam = self._start_record(lam)
+        read_number(lam, check_lam)
+        self._begin(optimizer, lam)
+
+    def _begin(self, optimizer: Optimizer, lam: Any) -> None:
+        self.optimizer = optimizer
+        self._lam = lam
+        self._held: list[tuple[Tensor, Tensor]] = []  # the gradients of a skipped step, until it is over
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(lambda *_: self._give_back()),
+        ]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.optimizer).__name__}, lam={self._lam}, nonfinite={self.nonfinite!r})"
+
+    @property
+    def lam(self) -> Any:
+        """The threshold of the next step, as a number or tensor; may be set to a number or a 0-dim tensor."""
+        return self._lam
+
+    @lam.setter
+    def lam(self, value: float | Tensor) -> None:
+        self._check_attached()
+        if self._threshold is not None:
+            raise ValueError(f"lam follows {self._threshold!r} and cannot be set to {describe(value)}")
+        read_number(value, check_lam)
+        self._lam = value
+
+    def detach(self) -> None:
+        """Ends the clipping; the counts stay readable."""
+        self._check_attached()
+        self._give_back()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _check_attached(self) -> None:
+        if not self._hooks:
+            raise RuntimeError(f"this handle was detached from {type(self.optimizer).__name__}; call attach() again")
+
+    # ---- around a step
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._give_back()  # where the last step ended in an exception
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._clip()
+            return None
+        if len(args) > 1:
+            return (optimizer, self._clipping(closure), *args[2:]), kwargs
+        return args, {**kwargs, "closure": self._clipping(closure)}
+
+    def _clipping(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure that also clips the gradients it has made."""
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._clip()
+            return loss
+
+        return evaluate
+
+    def _clip(self) -> None:
+        inputs = self._gather()
+        if not inputs.grads:
+            nothing = self._tally.new_zeros(())
+            reference.count_step(self._tally, Norm(nothing, nothing), inputs.lam, True)
+            return
+        seen = clip_gradients(inputs)
+        decides = self.nonfinite != "propagate" or inputs.found_inf is not None
+        applied = bool(seen.applied) if decides else True  # on a device the question synchronizes
+        if not applied and self.nonfinite == "raise":
+            self._refuse(inputs, self.optimizer.param_groups)
+        if self._is_followed:
+            self._lam = self._follow(inputs.lam)
+        if not applied:
+            self._take_away(inputs)
+
+    def _gather(self) -> StepInputs:
+        inputs = StepInputs(read_number(self._lam, check_lam), self.nonfinite, self._tally)
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    inputs.params.append(p)
+                    inputs.grads.append(p.grad)
+        # what a GradScaler leaves with an optimizer that unscales by itself
+        scale = getattr(self.optimizer, "grad_scale", None)
+        inputs.scale = 1.0 if scale is None else scale
+        inputs.found_inf = getattr(self.optimizer, "found_inf", None)
+        if inputs.grads and cuda.owns(inputs.grads[0]) and self._tally.device != inputs.grads[0].device:
+            self._tally = inputs.tally = self._tally.to(inputs.grads[0].device)  # the kernels count there
+        return inputs
+
+    def _take_away(self, inputs: StepInputs) -> None:
+        """Makes the optimizer pass over everything: a parameter without a gradient is left alone."""
+        self._held = list(zip(inputs.params, inputs.grads, strict=True))
+        for p in inputs.params:
+            p.grad = None
+
+    def _give_back(self) -> None:
+        for p, g in self._held:
+            if p.grad is None:
+                p.grad = g
+        self._held = []
+
+    # ---- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """lam, the counts and the state of a Quantile."""
+        lam = self._lam.clone() if isinstance(self._lam, Tensor) else self._lam
+        return {"lam": lam, **self._save_record()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what state_dict() returned; a Quantile resumes with the same bits."""
+        self._check_attached()
+        lam = state_dict["lam"]
+        read_number(lam, check_lam)
+        self._load_record(state_dict)
+        self._lam = lam if self._threshold is None else self._check_current()
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("optimizer", "nonfinite", "_tally", "_threshold", "_lam")
+        return {"attached": bool(self._hooks), **{name: getattr(self, name) for name in names}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.nonfinite, self._tally, self._threshold = state["nonfinite"], state["_tally"], state["_threshold"]
+        self._watchers, self._is_followed = [], self._threshold is not None
+        self._begin(state["optimizer"], state["_lam"])
+        if not state["attached"]:
+            self.detach()
 
 
-def _check_max_norm(value: Any) -> float:
-    return check_number("max_norm", value)
-
-
-def clip_gradients(inputs: StepInputs) -> Clipped:
-    """Clips inputs.grads in place by the kernels of their device, or by plain PyTorch."""
-    grads = inputs.grads
-    if any(map(Tensor.is_inference, grads)):
-        check_inference("a gradient", True)
-    backend = select_update(grads[0])
-    seen = None if backend is reference else backend.clip_(inputs)
-    return _clip_plainly(inputs) if seen is None else seen
-
-
-def _clip_plainly(inputs: StepInputs) -> Clipped:
-    """The same for what the kernels refuse: several devices, subclasses, devices without kernels."""
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for g in inputs.grads:
-        if g.layout is not torch.strided:
-            raise RuntimeError(f"sparse gradients cannot be clipped, got layout {g.layout}; nothing was changed")
-        check_parameter(g, "the gradients")
-        by_device.setdefault(g.device, []).append(g)
-    if len(by_device) == 1:
-        return reference.clip_(inputs)
-    home = inputs.grads[0].device
-    parts = torch.stack([_norm_parts(own).to(home) for own in by_device.values()])
-    whole = reference.join(Norm(parts[:, 1], parts[:, 2]))
-    norm = torch.stack([whole.value, whole.mantissa, whole.exponent])
-    seen = [_clip_part(inputs, own, norm.to(device)) for device, own in by_device.items()]
-    return seen[0]
-
-
-def _norm_parts(tensors: list[Tensor]) -> Tensor:
-    reals = [as_real(t) for t in tensors]
-    parts = select_update(tensors[0]).norm_parts(reals)
-    return reference.norm_parts(reals) if parts is None else parts
-
-
-def _clip_part(inputs: StepInputs, own: list[Tensor], norm: Tensor) -> Clipped:
-    """The gradients of one device by the norm over all devices; the step is counted where the first of them is."""
-    part = inputs.with_tensors(inputs.params, own, inputs.buffers)
-    part.norm, part.tally = norm, inputs.tally if own[0] is inputs.grads[0] else None
-    return select_update(own[0]).clip_(part) or reference.clip_(part)
+def _check_optimizer(optimizer: Any) -> None:
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {describe(optimizer)}")
+    if isinstance(optimizer, FatClipOptimizer):
+        raise TypeError(f"optimizer must not be a {name}: it clips by itself; set its lam")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(f"optimizer must not be {name}: it learns curvature from gradients, which clipped ones distort")
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if not params:
+        raise ValueError(f"optimizer must have parameters, got {name} without any")
+    for p in params:
+        check_parameter(p, "optimizer")
+    if any(isinstance(getattr(h, "__self__", None), Attachment) for h in optimizer._optimizer_step_pre_hooks.values()):
+        raise ValueError(f"optimizer must not have a handle yet, got {name} with one; detach() that first")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .backends.layout import overlaps
 
+NONFINITE = ("skip", "raise", "propagate")  # what a gradient with nan or inf does
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -168,6 +169,16 @@ def check_one_lam(lams: list[Any]) -> None:
                 f"lam must be the same in every group, got {float(first)} and {float(other)}: "
                 "the norm is taken over all parameters"
             )
+
+
+def name_parameter(param_groups: list[dict[str, Any]], p: Tensor) -> str:
+    """How the user finds this parameter."""
+    for i, group in enumerate(param_groups):
+        for j, q in enumerate(group["params"]):
+            if q is p:
+                name = group["param_names"][j] if "param_names" in group else f"param_groups[{i}]['params'][{j}]"
+                return f"parameter {name} of shape {tuple(p.shape)}"
+    return f"a parameter of shape {tuple(p.shape)}"
 
 
 def check_parameter(p: Any, name: str = "params") -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, make_tally
-from .checks import check_lam
+from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, StepInputs, make_tally
+from .checks import check_lam, name_parameter
 from .thresholds import Threshold, is_threshold
 
 
@@ -71,6 +71,16 @@ class ClipRecord:
         assert self._threshold is not None
         lam = self._threshold.current()
         return lam if isinstance(lam, Tensor) and not lam.is_cpu else check_lam(lam)
+
+    def _refuse(self, inputs: StepInputs, param_groups: list[dict[str, Any]]) -> None:
+        """Raises an error that names the parameter, unless it was a GradScaler that did not want the step."""
+        if inputs.is_forbidden():
+            return
+        self._tally[STEPS] -= 1  # an error changes no count
+        self._tally[SKIPPED] -= 1
+        bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
+        name = name_parameter(param_groups, bad)
+        raise ValueError(f"{name} has a gradient with nan or inf; nothing was changed")
 
     def _save_record(self) -> dict[str, Any]:
         record: dict[str, Any] = {"tally": self._tally.clone()}

@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from . import library
 from .backends import cpu, cuda, read_number, reference, select_update
 from .backends.layout import as_real
-from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, Backend, Hyper, Norm, StepInputs
+from .backends.types import CLIPPED, COEF, NORM, Backend, Hyper, Norm, StepInputs
 from .checks import (
+    NONFINITE,
     REQUIRED,
     check_arguments,
     check_choice,
@@ -31,6 +32,7 @@ from .checks import (
     check_one_lam,
     check_parameter,
     describe,
+    name_parameter,
 )
 from .functional import clip_rows_
 from .local_round import LocalRound
@@ -40,7 +42,6 @@ _torch_module = sys.modules[Optimizer.__module__]
 # Empty unless a hook was registered for all optimizers.
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
-_NONFINITE = ("skip", "raise", "propagate")
 _OUTSIDE = (
     "FatClipPR.step() outside of a round clips nothing. Before the local steps: opt.begin_round(). After them: "
     "delta = opt.end_round()."
@@ -91,7 +92,7 @@ class FatClipOptimizer(LocalRound):
         if type(self) is FatClipOptimizer:
             raise TypeError("FatClipOptimizer is the base class: use FatClipPI or FatClipPR")
         check_arguments(type(self).__name__, params, lam, unknown)
-        check_choice("nonfinite", nonfinite, _NONFINITE)
+        check_choice("nonfinite", nonfinite, NONFINITE)
         if fused is not None:
             check_flag("fused", fused)
         if fused and cpu.MODULE is None and cuda.RUNTIME is None:
@@ -175,7 +176,7 @@ class FatClipOptimizer(LocalRound):
             warnings.warn(_OUTSIDE, stacklevel=4)
         applied = self._run(inputs)
         if not applied and self.nonfinite == "raise":
-            self._refuse(inputs)
+            self._refuse(inputs, self.param_groups)
         if self._is_followed and self._clips_steps and inputs.params:
             self._set_lam(self._follow(inputs.lam))
         if not applied:
@@ -296,23 +297,8 @@ class FatClipOptimizer(LocalRound):
                 inputs.buffers.append(state["momentum_buffer"])
         return inputs
 
-    def _refuse(self, inputs: StepInputs) -> None:
-        """Raises an error that names the parameter, unless it was a GradScaler that did not want the step."""
-        if inputs.is_forbidden():
-            return
-        self._tally[STEPS] -= 1  # an error changes no count
-        self._tally[SKIPPED] -= 1
-        bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
-        raise ValueError(f"{self._name_of(bad)} has a gradient with nan or inf; nothing was changed")
-
     def _name_of(self, p: Tensor) -> str:
-        """How the user finds this parameter."""
-        for i, group in enumerate(self.param_groups):
-            for j, q in enumerate(group["params"]):
-                if q is p:
-                    name = group["param_names"][j] if "param_names" in group else f"param_groups[{i}]['params'][{j}]"
-                    return f"parameter {name} of shape {tuple(p.shape)}"
-        return f"a parameter of shape {tuple(p.shape)}"
+        return name_parameter(self.param_groups, p)
 
 
 class FatClipPI(FatClipOptimizer):

@@ -78,8 +78,8 @@ FATCLIP_DEVICE double coefficient(const Norm& norm, double lam) {
   return std::fmin(std::ldexp(c.value, c.exponent), 0x1.fffffffffffffp-1);
 }
 
-// What an optimizer remembers of its steps: the last norm and factor (0 where the step was skipped), then how many steps
-// there were, how many of them were clipped, how many skipped. Python sees five doubles.
+// What an optimizer remembers of its steps: the last norm and factor (0 where the step was skipped), then how many
+// steps there were, how many of them were clipped, how many skipped. Python sees five doubles.
 struct Tally {
   double norm, coef, steps, clipped, skipped;
 

@@ -80,7 +80,7 @@ def clip_(inputs: StepInputs) -> Clipped | None:
     seen = _clip(inputs)
     if seen is None:
         seen = layout.clip_on_copies(inputs, _clip)
-    elif seen[2] < 1.0 and math.isfinite(seen[1]):
+    elif seen[3] and seen[2] < 1.0 and math.isfinite(seen[1]):
         bump(inputs.grads)
     return None if seen is None else Clipped._make(seen)
 

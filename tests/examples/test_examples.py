@@ -41,7 +41,7 @@ def needs(*modules):
 
 
 def test_every_example_has_a_test():
-    tested = {"synthetic_cauchy.py", "drop_in.py", "own_model.py", "own_transformer.py", *TRAINERS}
+    tested = {"synthetic_cauchy.py", "drop_in.py", "adamw_attach.py", "own_model.py", "own_transformer.py", *TRAINERS}
     assert {p.name for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -84,6 +84,16 @@ def test_the_drop_in_survives_what_clip_grad_norm_does_not(tmp_path):
     norms = numbers(r"gradient norm +(\S+)", text)
     assert any(1e8 < norm < math.inf for norm in norms), "the huge target was clipped, not skipped"
     assert numbers(r"skipped (\d+)", text)[-1] == 1, "only the infinite one was skipped"
+
+
+def test_adamw_survives_a_huge_and_an_infinite_target(tmp_path):
+    text = printed("adamw_attach.py", cwd=tmp_path)
+    # the line is 3 x - 1 with noise of 0.1: 32 samples a step, and a rate of 0.05 leaves some of it
+    assert numbers(r"y = (\S+) x \+ (?:\S+)", text) == [pytest.approx(3, abs=0.15)]
+    assert numbers(r"x \+ (\S+)", text) == [pytest.approx(-1, abs=0.15)]
+    (steps,), (clipped,), (skipped,) = (numbers(rf"(\d+) {word}", text) for word in ("steps", "clipped", "skipped"))
+    assert (steps, skipped) == (300, 1)
+    assert 0 < clipped < 300
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ void decisions() {
   Step passed_on(1, false);
   passed_on.known[0] = passed_on.known[1] = INFINITY;
   passed_on.run();
-  check(passed_on.took() && passed_on.state[0].second == 0 && passed_on.tally.clipped == 2, "a step with inf, propagated");
+  check(passed_on.took() && passed_on.state[0].second == 0 && passed_on.tally.clipped == 2,
+        "a step with inf, propagated");
   double found = 1, scale = 8, lam = 0.25;
   Step scaled(0, true);
   scaled.decide.scale = {0, &scale};
