@@ -86,22 +86,14 @@ def clip_(inputs: StepInputs) -> Clipped | None:
 
 
 def _clip(s: StepInputs) -> tuple[float, float, float, bool] | None:
-    seen: tuple[float, float, float, bool] | None = MODULE.clip(
-        s.grads,
-        s.lam,
-        1.0 / float(s.scale),
-        s.nonfinite != "propagate",
-        s.is_forbidden(),
-        _known(s),
-        s.tally,
-        _threads(),
-    )
+    seen: tuple[float, float, float, bool] | None = MODULE.clip(s.grads, *_conditions(s))
     return seen
 
 
-def _known(s: StepInputs) -> tuple[float, int] | None:
-    """Mantissa and exponent of a norm that was taken before."""
-    return None if s.norm is None else (float(s.norm[1]), int(s.norm[2]))
+def _conditions(s: StepInputs) -> tuple[Any, ...]:
+    """lam, what undoes the scale, whether to skip what is not finite, and all; a known norm, the tally, the threads."""
+    known = None if s.norm is None else (float(s.norm[1]), int(s.norm[2]))
+    return s.lam, 1.0 / float(s.scale), s.nonfinite != "propagate", s.is_forbidden(), known, s.tally, _threads()
 
 
 def step(inputs: StepInputs) -> bool | None:
@@ -114,21 +106,7 @@ def step(inputs: StepInputs) -> bool | None:
 
 
 def _step(s: StepInputs) -> bool | None:
-    applied: bool | None = MODULE.sgd_step(
-        s.params,
-        s.grads,
-        s.buffers,
-        s.fresh,
-        s.groups,
-        s.hypers,
-        s.lam,
-        1.0 / float(s.scale),
-        s.nonfinite != "propagate",
-        s.is_forbidden(),
-        _known(s),
-        s.tally,
-        _threads(),
-    )
+    applied: bool | None = MODULE.sgd_step(s.params, s.grads, s.buffers, s.fresh, s.groups, s.hypers, *_conditions(s))
     return applied
 
 

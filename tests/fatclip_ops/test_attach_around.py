@@ -144,18 +144,19 @@ def test_history_of_a_handle():
 
 
 def test_torch_compile_of_a_step():
+    """Compared with a compiled step: torch traces another formula of AdamW than it runs."""
     torch._dynamo.reset()
     params, twins = parameters(*SHAPES), parameters(*SHAPES)
     opt, twin = adamw(params, "foreach"), adamw(twins, "foreach")
-    handle, _ = attach(opt, lam=0.5), attach(twin, lam=0.5)
-    step = torch.compile(opt.step, backend="eager")
+    handle = attach(opt, lam=0.5)
+    steps = [torch.compile(o.step, backend="eager") for o in (opt, twin)]
     for seed in range(2):
         for group in (params, twins):
             give(group, gradients(group, seed))
-        step()
-        twin.step()
-    for p, q in zip(params, twins, strict=True):  # torch traces another formula of AdamW than it runs
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        clip_grad_norm_(twins, 0.5)
+        for step in steps:
+            step()
+    assert [bits(p) for p in params] == [bits(p) for p in twins]
     assert (handle.steps, handle.clipped) == (2, 2)
 
 
