@@ -4,13 +4,13 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fatclip_ops import Quantile
 
 from . import noise
-from .algorithms import ALGORITHMS, Algorithm
+from .algorithms import ALGORITHMS, Algorithm, own_settings
 from .errors import InputError
 from .problems import OWN, PARTITIONS, PROBLEMS, Problem
 
@@ -93,11 +93,13 @@ class Config:
     on_client_error: str = "stop"
     nonfinite: str = "reject"  # a client's update with nan or inf: left out of the sum, or the end of the model
     buffers: str = "average"  # of a module, such as BatchNorm's statistics
+    options: Mapping[str, float] = field(default_factory=dict)  # settings that the algorithm adds
     own: str = ""  # the fingerprint of a model and data that come from Python
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+        for key in _KEYS:
+            object.__setattr__(self, key, _checked(key, getattr(self, key)))
+        _check_options(self.options, self.algorithm)
         if self.local_steps is not None and self.local_epochs is not None:
             both = f"local_steps={self.local_steps} and local_epochs={self.local_epochs}"
             raise InputError(f"{both} are both set: give one of them")
@@ -109,6 +111,7 @@ class Config:
             self._force(partition="given")
         self._check_clients()
         self._check_problem()
+        self.new_algorithm()  # refuses what does not suit it
 
     def _force(self, **values: Any) -> None:
         for key, value in values.items():
@@ -156,7 +159,7 @@ class Config:
     def new_algorithm(self) -> Algorithm:
         """The algorithm with the rates and the threshold set here."""
         lam = math.inf if isinstance(self.lam, str) else self.lam
-        return ALGORITHMS[self.algorithm](self.eta_l, self.eta, lam, self.reduce)
+        return ALGORITHMS[self.algorithm](self.eta_l, self.eta, lam, self.reduce, **self.options)
 
     def new_threshold(self) -> Quantile | None:
         """What lam follows, if it does."""
@@ -170,8 +173,7 @@ class Config:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
         """A Config from keys and values as JSON holds them; inf may be written "inf"."""
-        _known(values)
-        return cls(**values)
+        return cls(**_routed(values, values.get("algorithm", cls.algorithm), {}))
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, ready for JSON: infinity is the word "inf"."""
@@ -179,8 +181,9 @@ class Config:
 
     def to_settings(self) -> list[str]:
         """What differs from the defaults, as "key=value"."""
-        usual = Config().to_dict()
-        return [f"{key}={value}" for key, value in self.to_dict().items() if value != usual[key]]
+        usual, here = Config().to_dict(), self.to_dict()
+        changed = {key: value for key, value in here.items() if value != usual[key] and key != "options"}
+        return [f"{key}={value}" for key, value in (changed | here["options"]).items()]
 
     def with_settings(self, settings: Iterable[str]) -> "Config":
         """A new Config with "key=value" settings; setting one of local_steps and local_epochs clears the other."""
@@ -194,8 +197,7 @@ class Config:
 
     def with_values(self, values: Mapping[str, Any]) -> "Config":
         """The same from a mapping."""
-        _known(values)
-        changes = dict(values)
+        changes = _routed(values, values.get("algorithm", self.algorithm), self.options)
         for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
             if changes.get(one) is not None and other not in changes:
                 changes[other] = None
@@ -205,12 +207,30 @@ class Config:
 _KEYS = tuple(field.name for field in fields(Config))
 
 
-def _known(values: Mapping[str, Any]) -> None:
-    for key in values:
-        if key not in _KEYS:
-            close = difflib.get_close_matches(str(key), _KEYS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(_KEYS)}"
+def _routed(values: Mapping[str, Any], algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the keys of Config: what the algorithm adds goes into its options."""
+    added = own_settings(algorithm) if algorithm in ALGORITHMS else []
+    found = {key: value for key, value in options.items() if key in added} | dict(values.get("options", {}))
+    routed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in added:
+            found[key] = value
+        elif key in _KEYS:
+            routed[key] = value
+        else:
+            known = [*_KEYS, *added]
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
             raise InputError(f"unknown key {key!r}; {hint}")
+    return routed | {"options": found}
+
+
+def _check_options(options: Mapping[str, Any], algorithm: str) -> None:
+    """Refuses what the algorithm does not have."""
+    added = own_settings(algorithm)
+    for key in options:
+        if key not in added:
+            raise InputError(f"{algorithm} has no setting {key!r}; it adds {', '.join(added) or 'none'}")
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -226,6 +246,9 @@ def _checked(key: str, value: Any) -> Any:
         return _number(key, value, _float, FLOATS[key], False)
     if key in CHOICES and value not in CHOICES[key]:
         raise InputError(f"{key}={value} is not known; one of {', '.join(CHOICES[key])}")
+    if key == "options":
+        rule: Rule = (lambda v: not math.isnan(v), "a number")
+        return {name: _number(name, number, _float, rule, False) for name, number in value.items()}
     if key == "device" and not re.fullmatch(r"cpu|cuda(:\d+)?", str(value)):
         raise InputError(f"device={value} is not known; one of cpu, cuda, cuda:0, cuda:1, ...")
     return value

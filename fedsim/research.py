@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .algorithms import name_of
 from .cells import Cell, CellResult
 from .config import Config
 from .data.samples import ClientData, check_alike, read, read_clients
@@ -95,7 +96,8 @@ def simulate(
         metrics: by name; each maps (output, targets) to one number per sample or to their mean.
         out: a run directory with journal, checkpoints, figure and report; the same call resumes a run that was killed.
         progress: whether to show a progress bar.
-        settings: keys of `Config`: algorithm, lam, eta_l, local_epochs, participants, rounds, seed, workers, buffers...
+        settings: keys of `Config`: algorithm (a name, or an Algorithm of your own), lam, eta_l, local_epochs, rounds,
+            participants, seed, workers, buffers and so on.
 
     >>> import torch, fedsim
     >>> x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -130,7 +132,9 @@ def prepare(
     dealt = read_clients(train)
     tested = read(test, "the test set")
     check_alike("the test samples", tested, "the training samples", dealt.samples)
-    config = Config().with_values({"problem": OWN, "clients": len(dealt.parts), "rounds": 100, **settings})
+    algorithm, brought = name_of(settings.get("algorithm", Config.algorithm))
+    fixed = {"problem": OWN, "clients": len(dealt.parts), "algorithm": algorithm}
+    config = Config().with_values({"rounds": 100, **brought, **settings, **fixed})
     own = OwnModel(model, loss, metrics, dealt.samples.names)
     sim = Simulation(config, dataset=ClientData(dealt, tested), model=own)
     assert sim.task is not None

@@ -1,8 +1,13 @@
-"""What an algorithm works on: clients in local training, and the updates they send, one row of a matrix per client."""
+"""What an algorithm works on: clients in local training, the updates they send, and the server's model.
+
+Clients and updates are one row of a matrix each; the server has a row per seed.
+"""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -106,3 +111,44 @@ class Updates:
 
     def _clipped_values(self) -> tuple[Floats, float]:
         return (self.norms, self.lam) if self.lam < math.inf else (self.step_norms, self.step_lam)
+
+
+class ServerRows:
+    """The server's model when a round ends, a row per seed; x: (seeds, d).
+
+    total: the sum of what the accepted clients sent, float64, (seeds, d); accepted: their number, (seeds,).
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.total, self.accepted = x.to(torch.float64), torch.ones(len(x))
+        self._state: dict[str, Tensor] = {}
+
+    def delta(self, reduce: str = "mean") -> Tensor:
+        """The mean or the sum of the updates."""
+        return self.total / self.accepted.clamp(min=1)[:, None] if reduce == "mean" else self.total
+
+    def state(self, name: str) -> Tensor:
+        """Rows that the algorithm keeps from round to round, zero at first; a checkpoint has them."""
+        return self._state.setdefault(name, torch.zeros(self.x.shape, dtype=torch.float64))
+
+    def move(self, step: Tensor) -> None:
+        """x <- x - step"""
+        self.x.copy_(self.x.to(torch.float64) - step)
+
+    def step(self, server_step: Callable[["ServerRows"], None], total: Tensor, accepted: Tensor) -> None:
+        """One step of an algorithm; a seed without an accepted client stays as it is, and so does its state."""
+        self.total, self.accepted = total, accepted
+        idle = accepted == 0
+        idle &= (total == 0).all(1)  # not where something that is not finite is to spread
+        kept = {"x": self.x, **self._state}
+        held = {name: rows[idle].clone() for name, rows in kept.items()} if idle.any() else {}
+        server_step(self)
+        for name, rows in held.items():
+            kept[name][idle] = rows
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: rows.clone() for name, rows in self._state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._state = {name: rows.clone() for name, rows in state.items()}

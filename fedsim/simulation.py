@@ -24,6 +24,7 @@ from .errors import InputError
 from .learning_task import LearningTask
 from .models.base import Model, trainable
 from .problems import OWN
+from .rows import ServerRows
 
 
 class Simulation:
@@ -65,6 +66,8 @@ class Simulation:
         self._tried = self._choice is None
         self._x = self._rounds.start() if self.task is None else self.task.start[0].clone()
 
+        self._server = ServerRows(self._x.view(len(self.seeds), -1))
+
     def _choose(self) -> tuple[str, str]:
         """The engine and the reason; a model of which nothing is known is tried on both, once."""
         if self._choice is None:
@@ -100,9 +103,7 @@ class Simulation:
         result = self._rounds.run(self.rounds_done, lams, self._x, observer, clock)
         if self.config.nonfinite == "propagate":
             result.total[result.accepted < self.config.participating] = math.nan
-        replace(self.algorithm, lam=lams[0]).server_step(
-            self._x.view(len(self.seeds), -1), result.total, result.accepted
-        )
+        self._server.step(replace(self.algorithm, lam=lams[0]).server_step, result.total, result.accepted)
         norms = result.norms if self.algorithm.clips_rounds else result.step_norms
         for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=False):
             threshold.observe(torch.from_numpy(seen))
@@ -148,9 +149,11 @@ class Simulation:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to resume with the same bits."""
-        tried = {"engine": list(self._choose())} if self._tried else {}
-        state = {"x": self._x.clone(), "rounds_done": self.rounds_done, **tried, **self._rounds.state_dict()}
-        return {**state, "lam": [t.state_dict() for t in self._thresholds]} if self._thresholds else state
+        more: dict[str, Any] = {"engine": list(self._choose())} if self._tried else {}
+        server = self._server.state_dict()
+        more |= {"server": server} if server else {}
+        more |= {"lam": [t.state_dict() for t in self._thresholds]} if self._thresholds else {}
+        return {"x": self._x.clone(), "rounds_done": self.rounds_done, **more, **self._rounds.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes where `state_dict` was taken, on the engine that was found then."""
@@ -164,6 +167,7 @@ class Simulation:
         self._rounds.load_state_dict(state)
         for threshold, saved in zip(self._thresholds, state.get("lam", ()), strict=True):
             threshold.load_state_dict(saved)
+        self._server.load_state_dict(state.get("server", {}))
         self._x.copy_(x)
         self.rounds_done = int(state["rounds_done"])
 

@@ -1,0 +1,34 @@
+"""The programs on the page about one's own research run as they are printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+from own_cases import Plain, images
+
+import fedsim
+from fedsim.algorithms import ALGORITHMS
+
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("fedsim.md", "own-research.md")]
+PROGRAMS = [
+    (page.name, text) for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize(("page", "program"), PROGRAMS, ids=[f"{page}-{i}" for i, (page, _) in enumerate(PROGRAMS)])
+def test_a_program_of_the_docs_runs(page, program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
+    known = dict(ALGORITHMS)
+    samples = images(300)
+    names = {"MyNet": Plain, "train_set": samples, "test_set": images(30), "fedsim": fedsim}
+    short = (
+        program.replace("classes=2", "classes=3").replace("rounds=100", "rounds=2").replace("range(100)", "range(2)")
+    )
+    if "simulate" in short and "rounds=" not in short:
+        short = short.replace("lam=3.0)", "lam=3.0, rounds=2)")
+    try:
+        exec(short, names | {"train": fedsim.split(samples, clients=10)})
+    finally:
+        ALGORITHMS.clear()
+        ALGORITHMS.update(known)
