@@ -9,6 +9,7 @@ from typing import Any
 
 from .arguments import Parser
 from .errors import ClientError, InputError, RunError, StoppedError
+from .names import check_experiment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +45,7 @@ def dispatch(arguments: list[str]) -> int:
         return theory(arguments[1:])
     args = make_parser().parse_args(arguments)
     if args.word == "run":
+        args.name = check_experiment(args.name)
         from .run.command import run_experiment
 
         return run_experiment(args, arguments)
@@ -66,7 +68,9 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-    run.add_argument("name", metavar="NAME", help="an experiment of `fedsim list`")
+    run.add_argument(
+        "name", metavar="NAME", help="an experiment of `fedsim list`, a file with an EXPERIMENT, or package.module:NAME"
+    )
     run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
     run.add_argument("--seeds", **number, help="how many seeds")
     run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help="change settings")

@@ -1,32 +1,58 @@
-"""The experiments by name; each is a file of this folder that ends in EXPERIMENT."""
+"""The experiments by name; each is a file of this folder that ends in EXPERIMENT, or a file or module of yours."""
 
-import difflib
+import functools
 import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
 
 from ..errors import InputError
-from .grid import Experiment
+from ..names import NAMES, check_experiment
+from .grid import Axis, Experiment, axis
 
-NAMES = (
-    "synthetic-cauchy",
-    "synthetic-alpha",
-    "cifar10-alpha",
-    "cifar10-failure",
-    "cifar10-success",
-    "cifar10-stability",
-    "shakespeare-alpha",
-    "mnist-alpha-error",
-    "tail-estimators",
-    "rates",
-    "control",
-)
+__all__ = ["NAMES", "Axis", "Experiment", "axis", "find"]
 
 
+@functools.cache
 def find(name: str) -> Experiment:
-    """The experiment of that name; only its own file is imported."""
-    if name not in (*NAMES, "own"):
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}"
-        raise InputError(f"unknown experiment {name!r}; {hint}")
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    experiment: Experiment = module.EXPERIMENT
-    return experiment
+    """The experiment of that name, of a file or of "package.module:EXPERIMENT"; only that is imported."""
+    if name == "own":
+        return _experiment(name, importlib.import_module(f"{__name__}.own"), "EXPERIMENT")
+    name = check_experiment(name)
+    if name in NAMES:
+        return _experiment(name, importlib.import_module(f"{__name__}.{name.replace('-', '_')}"), "EXPERIMENT")
+    module, _, attribute = (name, "", "EXPERIMENT") if name.endswith(".py") else name.partition(":")
+    try:
+        return _experiment(name, _run_file(Path(name)) if name.endswith(".py") else _import(module), attribute)
+    except InputError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{name} raised {type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        ) from error
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    """A module, of this folder too, as `python -m` finds it."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
+def _experiment(name: str, module: ModuleType, attribute: str) -> Experiment:
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Experiment):
+        raise InputError(f"{name} has no {attribute} that is a fedsim.experiments.Experiment")
+    return found

@@ -28,7 +28,7 @@ def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         args.name, args.preset or find(args.name).default, args.seeds, tuple(args.settings), tuple(args.only)
     )
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
-    out = args.out or default_out(args.name)
+    out = args.out or default_out(find(args.name).name)
     options = runner.Options(
         args.workers,
         args.data_root,

@@ -1,0 +1,33 @@
+"""The names of the experiments, known before anything heavy is imported."""
+
+import difflib
+from pathlib import Path
+
+from .errors import InputError
+
+NAMES = (
+    "synthetic-cauchy",
+    "synthetic-alpha",
+    "cifar10-alpha",
+    "cifar10-failure",
+    "cifar10-success",
+    "cifar10-stability",
+    "shakespeare-alpha",
+    "mnist-alpha-error",
+    "tail-estimators",
+    "rates",
+    "control",
+)
+
+
+def check_experiment(name: str) -> str:
+    """A name of the list, a file with an EXPERIMENT as its absolute path, or "package.module:EXPERIMENT"."""
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise InputError(f"there is no file {name}")
+        return str(Path(name).resolve())
+    if name in NAMES or ":" in name:
+        return name
+    close = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"one of {', '.join(NAMES)}, or a file that ends in .py"
+    raise InputError(f"unknown experiment {name!r}; {hint}")

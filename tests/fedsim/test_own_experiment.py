@@ -1,0 +1,79 @@
+"""An experiment of one's own, from a file or a module: the one in the docs, its resume and report, and refusals."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.cli import main
+from fedsim.experiments import find
+
+PAGE = Path(__file__).parents[2] / "docs" / "adding-an-experiment.md"
+PROGRAM = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+SMALL = ("--seeds", "2", "--set", "rounds=4", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    yield
+    find.cache_clear()
+    sys.modules.pop("mine", None)
+
+
+def test_the_one_of_the_docs_has_at_most_thirty_lines():
+    assert len(PROGRAM.splitlines()) <= 30
+
+
+@pytest.mark.parametrize("name", ["mine.py", "mine:EXPERIMENT"])
+def test_it_runs_resumes_and_reports(name, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["run", name, *SMALL, "--out", out]) == 0
+    journals = sorted((tmp_path / "out" / "cells").glob("*/journal.jsonl"))
+    assert len(journals) == 4
+    for path in journals[:2]:
+        path.write_bytes(b"")  # lost
+    assert main(["run", name, "--out", out, "--resume", "--quiet"]) == 0
+    assert [path.read_bytes().count(b"\n") for path in journals] == [4] * 4
+    assert main(["report", out]) == 0
+    shown = capsys.readouterr().out
+    assert "Quadratic with Pareto noise" in shown
+    assert "Changed from the paper" not in shown  # it is not the paper's
+
+
+def test_without_out_the_directory_has_the_experiments_name(tmp_path):
+    assert main(["run", str(tmp_path / "mine.py"), *SMALL]) == 0
+    assert [path.name.startswith("pareto-clients-") for path in (tmp_path / "runs").iterdir()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "there is no file wrong.py"),
+        ("x = 1", "has no EXPERIMENT that is a fedsim.experiments.Experiment"),
+        ("x = 1 / 0", "wrong.py raised ZeroDivisionError: division by zero .*wrong.py, line 1"),
+        ("import nothing_like_it", "raised ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("def (", "wrong.py raised SyntaxError"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_one_line(text, message, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "wrong.py").write_text(text)
+    assert main(["run", "wrong.py"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(message, said)
+    assert "\n" not in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_name_is_answered_without_torch():
+    program = (
+        "import sys; from fedsim.cli import main; print(main(['run', 'synthetic-cauchi']), 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert "did you mean synthetic-cauchy?" in done.stderr
