@@ -28,14 +28,12 @@ VOCABULARY, LENGTH = 16, 24
 class Report(TrainerCallback):
     """Prints the loss of every log line, and what the optimizer saw last."""
 
-    def __init__(self, opt: FatClipPI) -> None:
-        self.opt = opt
-
-    def on_log(self, args, state, control, logs=None, **kwargs) -> None:
-        """Called by the Trainer every `logging_steps`."""
+    def on_log(self, args, state, control, logs=None, optimizer=None, **kwargs) -> None:
+        """Called by the Trainer every `logging_steps`; accelerate has wrapped the optimizer."""
         if logs and "loss" in logs:
-            norm, loss = self.opt.last_norm.item(), float(logs["loss"])
-            print(f"step {state.global_step:2d}  loss {loss:.4f}  last_norm {norm:.4f}  skipped {self.opt.skipped}")
+            opt: FatClipPI = optimizer.optimizer
+            norm, loss = float(opt.last_norm), float(logs["loss"])
+            print(f"step {state.global_step:2d}  loss {loss:.4f}  last_norm {norm:.4f}  skipped {opt.skipped}")
 
 
 def data() -> list[dict[str, torch.Tensor]]:
@@ -59,7 +57,9 @@ def fit(folder: Path, steps: int, checkpoint: Path | None = None) -> GPT2LMHeadM
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
-    opt = FatClipPI(model.parameters(), lr=0.1, lam=1.0, momentum=0.9)
+    # The Trainer makes the optimizer, over its groups with and without weight decay. One that you made yourself is
+    # passed as optimizers=(opt, None) instead.
+    recipe = (FatClipPI, {"lr": 0.1, "lam": 1.0, "momentum": 0.9})
     args = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -75,8 +75,9 @@ def fit(folder: Path, steps: int, checkpoint: Path | None = None) -> GPT2LMHeadM
         report_to="none",
         seed=0,
     )
-    # The second entry is the schedule; None lets the Trainer make the one named above.
-    trainer = Trainer(model=model, args=args, train_dataset=data(), optimizers=(opt, None), callbacks=[Report(opt)])
+    trainer = Trainer(
+        model=model, args=args, train_dataset=data(), optimizer_cls_and_kwargs=recipe, callbacks=[Report()]
+    )
     trainer.remove_callback(PrinterCallback)  # Report prints instead
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     return model

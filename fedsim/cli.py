@@ -1,4 +1,4 @@
-"""The command line: `python -m fedsim list | run | data | theory | report`."""
+"""The command line: `python -m fedsim list | run | data | theory | suggest | report`."""
 
 import argparse
 import os
@@ -43,6 +43,10 @@ def dispatch(arguments: list[str]) -> int:
         from .theory_command import main as theory
 
         return theory(arguments[1:])
+    if arguments[:1] == ["suggest"]:
+        from .suggest import main as suggest
+
+        return suggest(arguments[1:])
     args = make_parser().parse_args(arguments)
     if args.word == "run":
         args.name = check_experiment(args.name)
@@ -58,6 +62,7 @@ def make_parser() -> Parser:
     words.add_parser("list", help="the experiments")
     words.add_parser("data", help="get, verify and show data sets (data --help)", add_help=False)
     words.add_parser("theory", help="rates and parameter choices of the theorems (theory --help)", add_help=False)
+    words.add_parser("suggest", help="lam and rates from the journal of a pilot (suggest --help)", add_help=False)
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
     report.add_argument("out", metavar="DIR", type=Path)
     add_run_options(words.add_parser("run", help="run an experiment"))

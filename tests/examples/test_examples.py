@@ -41,7 +41,8 @@ def needs(*modules):
 
 
 def test_every_example_has_a_test():
-    tested = {"synthetic_cauchy.py", "drop_in.py", "adamw_attach.py", "own_model.py", "own_transformer.py", *TRAINERS}
+    own = {"own_model.py", "own_transformer.py"}
+    tested = {"synthetic_cauchy.py", "drop_in.py", "adamw_attach.py", "quantile.py", *own, *TRAINERS}
     assert {p.name for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -94,6 +95,17 @@ def test_adamw_survives_a_huge_and_an_infinite_target(tmp_path):
     (steps,), (clipped,), (skipped,) = (numbers(rf"(\d+) {word}", text) for word in ("steps", "clipped", "skipped"))
     assert (steps, skipped) == (300, 1)
     assert 0 < clipped < 300
+
+
+def test_a_quantile_finds_its_threshold(tmp_path):
+    text = printed("quantile.py", cwd=tmp_path)
+    found = re.findall(r"^(.+?) +error +(\S+)  clipped +(\d+)%  last lam (\S+)$", text, re.M)
+    error = {name: float(value) for name, value, _, _ in found}
+    share = {name: int(value) for name, _, value, _ in found}
+    assert max(error["quantile 0.5"], error["quantile 0.8"], error["cooling"]) < 0.5 < error["no clipping"]
+    # lam moves by at most 22 % per step, and in 500 steps its share settles to a few percent
+    assert share["quantile 0.5"] == pytest.approx(50, abs=5)
+    assert share["quantile 0.8"] == pytest.approx(20, abs=5)
 
 
 @pytest.mark.parametrize(
