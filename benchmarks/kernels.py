@@ -11,13 +11,21 @@ import torch
 
 import fatclip_ops as fc
 
-from . import cases, timing
+from . import cases, clip_cases, timing
 from .reporting import machine, rewrite
 
 
 def all_cases(compile_too: bool) -> Iterator[Callable[[], cases.Case]]:
     for model in cases.MODELS:
         yield lambda model=model: cases.step_case(model, compile_too)
+    for model in cases.MODELS:
+        yield lambda model=model: clip_cases.clip_case(model, clips=False)
+        yield lambda model=model: clip_cases.clip_case(model, clips=True)
+    for kind in ("fused", "foreach"):
+        for model in cases.MODELS:
+            yield lambda model=model, kind=kind: clip_cases.attach_case(model, kind)
+    for model in list(cases.MODELS)[3:]:
+        yield lambda model=model: clip_cases.unclipped_case(model)
     for m, d in cases.SERVER_GOALS:
         yield lambda m=m, d=d: cases.server_case(m, d, compile_too)
     for m, d in cases.BATCHED_GOALS:

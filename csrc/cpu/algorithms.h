@@ -27,6 +27,10 @@ void scale(const std::vector<Span>& spans, const Norm& norm, double lam, int thr
 // scale.
 void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads);
 
+// The same with lam = infinity in one pass; returns the norm of the gradients, with the bits of global_norm(). No
+// gradient may share memory with what is updated: that of float64 data may have to be read again.
+Norm sgd_unclipped(const std::vector<SgdBlock>& tensors, double inv_scale, int threads);
+
 // m rows of d elements, each row in `segments` pieces of given lengths: pieces[row * segments + s].
 struct Rows {
   int64_t m, d;

@@ -91,7 +91,11 @@ void sum_squares(const std::vector<ReadItem>& items, int streams) {
 void update(const std::vector<SgdBlock>& items, int streams) {
   const Kernels& k = kernels();
   in_streams(items, streams, [&](const SgdBlock* const* side, int present) {
-    each_alike(side, present, [&](const SgdBlock* const* same, int count) { k.sgd[same[0]->dtype](same, count); });
+    each_alike(side, present, [&](const SgdBlock* const* same, int count) {
+      for (int s = 0; s < count; ++s)  // the update then finds the gradient in the cache
+        if (same[s]->squares) *same[s]->squares = k.sumsq[same[s]->dtype](same[s]->g, same[s]->n, 1);
+      k.sgd[same[0]->dtype](same, count);
+    });
   });
 }
 

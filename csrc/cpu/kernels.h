@@ -37,7 +37,8 @@ struct SgdBlock {
   DType dtype;
   Momentum momentum;
   const SgdHyper* hyper;
-  Factor c;  // known once the norm is
+  Factor c;                    // known once the norm is
+  Squares* squares = nullptr;  // where the sum of the gradient's squares goes, or null
 };
 
 struct Kernels {

@@ -31,6 +31,25 @@ struct Extent {
   }
 };
 
+// The update of all tensors; `squares`, unless null, receives the sums of the gradients' squares by block.
+void update_all(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, Squares* squares,
+                int threads) {
+  const Factor narrow = factor<float>(norm, lam, inv_scale), wide = factor<double>(norm, lam, inv_scale);
+  const Extent all(tensors);
+  // a block's gradient is to stay in the cache between its two readers: one run
+  const int streams = squares ? 1 : updates_for(2 * all.bytes);
+  parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
+    thread_local std::vector<SgdBlock> blocks;
+    blocks.clear();
+    each_block(tensors, share(all.blocks, part, parts), [&](const SgdBlock& t, int64_t first, int64_t n, int64_t b) {
+      void* buffer = t.buffer ? advance(t.buffer, first, t.dtype) : nullptr;
+      blocks.push_back({advance(t.x, first, t.dtype), advance(t.g, first, t.dtype), buffer, n, t.dtype, t.momentum,
+                        t.hyper, t.dtype == kFloat64 ? wide : narrow, squares ? squares + b : nullptr});
+    });
+    update(blocks, streams);
+  });
+}
+
 }  // namespace
 
 Norm global_norm(const std::vector<Span>& spans, int threads) {
@@ -62,19 +81,15 @@ void scale(const std::vector<Span>& spans, const Norm& norm, double lam, int thr
 }
 
 void sgd_update(const std::vector<SgdBlock>& tensors, const Norm& norm, double lam, double inv_scale, int threads) {
-  const Factor narrow = factor<float>(norm, lam, inv_scale);
-  const Factor wide = factor<double>(norm, lam, inv_scale);
-  const Extent all(tensors);
-  parallel(useful_threads(all.elements, threads), [&](int part, int parts) {
-    thread_local std::vector<SgdBlock> blocks;
-    blocks.clear();
-    each_block(tensors, share(all.blocks, part, parts), [&](const SgdBlock& t, int64_t first, int64_t n, int64_t) {
-      void* buffer = t.buffer ? advance(t.buffer, first, t.dtype) : nullptr;
-      blocks.push_back({advance(t.x, first, t.dtype), advance(t.g, first, t.dtype), buffer, n, t.dtype, t.momentum,
-                        t.hyper, t.dtype == kFloat64 ? wide : narrow});
-    });
-    update(blocks, updates_for(2 * all.bytes));
-  });
+  update_all(tensors, norm, lam, inv_scale, nullptr, threads);
+}
+
+Norm sgd_unclipped(const std::vector<SgdBlock>& tensors, double inv_scale, int threads) {
+  std::vector<Span> grads;
+  for (const SgdBlock& t : tensors) grads.push_back({t.g, t.n, t.dtype});
+  std::vector<Squares> partials(Extent(grads).blocks);
+  update_all(tensors, {}, INFINITY, inv_scale, partials.data(), threads);
+  return span_norm(grads.data(), grads.size(), partials.data(), static_cast<int64_t>(partials.size()));
 }
 
 }  // namespace fatclip

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -145,17 +146,24 @@ py::object py_sgd_step(Args a) {
     elements += t.n;
   }
   if (!written.disjoint()) return py::none();
-  for (const SgdBlock& t : tensors)  // a gradient may be its parameter, element by element, and nothing else of these
+  bool one_pass = std::isinf(lam) && !skip_nonfinite && !forced_skip && !given;  // nothing depends on the norm
+  for (const SgdBlock& t : tensors) {  // a gradient may be its parameter, element by element, and nothing else of these
     if (t.g != t.x && written.touch(t.g, t.n * kSize[t.dtype])) return py::none();
+    one_pass &= t.g != t.x;
+  }
   Tally* tally = as_tally(a.object(11));
   Norm norm = given ? as_norm(a.object(10)) : Norm{};
   bool step = false;
   {
     MaybeReleaseGil gil(elements);
-    if (!given) norm = global_norm(spans, threads);
+    if (one_pass) {
+      norm = sgd_unclipped(tensors, inv_scale, threads);
+    } else if (!given) {
+      norm = global_norm(spans, threads);
+    }
     norm = norm.times(inv_scale);
     step = !forced_skip && (norm.finite() || !skip_nonfinite);
-    if (step) sgd_update(tensors, norm, lam, inv_scale, threads);
+    if (step && !one_pass) sgd_update(tensors, norm, lam, inv_scale, threads);
   }
   if (tally) tally->add(norm, lam, step);
   return py::bool_(step);

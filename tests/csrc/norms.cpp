@@ -141,6 +141,19 @@ void check_update(const Model& start, Norm norm, double lam, double inv_scale, c
   }
 }
 
+// One pass has the bits of two.
+void check_unclipped(const Model& start, const Norm& norm, double inv_scale, const Where& where) {
+  const std::vector<SgdHyper> groups = {{0.1, 0.9, 0.1, 0.01, false, false}, {0.2, 0.5, 0, 0, true, true}};
+  Model two(start);
+  fatclip::sgd_update(two.tensors(groups), norm.times(inv_scale), INFINITY, inv_scale, 1);
+  for (int threads = 1; threads <= kThreads; ++threads) {
+    Model one(start);
+    const Norm seen = fatclip::sgd_unclipped(one.tensors(groups), inv_scale, threads);
+    check(seen.mantissa == norm.mantissa && seen.exponent == norm.exponent && seen.rest == norm.rest, where);
+    check(one.same(two), where);
+  }
+}
+
 // The gradients, clipped in place: every element within the roundings of its arithmetic type and of its own.
 void check_clip(const Model& start, const Norm& norm, double lam, const Where& where) {
   Model once(start);
@@ -219,6 +232,8 @@ void check_clips() {
         if (lengths.size() == 4 && kind != kSpread) continue;
         const Model model(lengths, t, static_cast<Input>(kind), 100 + t);
         const Norm norm = fatclip::global_norm(model.grads(), 1);
+        check_unclipped(model, norm, 1, {"sgd_unclipped", "", t, model.elements(), kind});
+        check_unclipped(model, norm, 0x1p-7, {"sgd_unclipped, scaled", "", t, model.elements(), kind});
         if (!(norm.mantissa > 0)) continue;
         const Where where{"scale", "", t, model.elements(), kind};
         for (double lam : {double(INFINITY), 1e-3, 0x1p-140, norm.value() * 0.37}) check_clip(model, norm, lam, where);
