@@ -45,13 +45,14 @@ pip_install = @{ $(PY) -m pip install $(1) 2>&1; echo $$? > $(VENV)/status; } | 
 pytest = @OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
 	--no-loadscope-reorder $(1) $(ARGS)
 
-.PHONY: help run quick test bench check static docs clean always
+.PHONY: help run quick test figures bench check static docs clean always
 
 help:
 	@echo "make run     the paper's synthetic experiments: tables, figures, reports"
 	@echo "make quick   lint, types and the fast tests: after every change"
 	@echo "make test    static checks, documentation, all tests"
 	@echo "make check   static checks only: ruff, mypy, clang-format"
+	@echo "make figures the figures of the reproduction page, from docs/results"
 	@echo "make docs    the documentation, as a site in $(SITE)"
 	@echo "make bench   time kernels and simulated rounds; writes benchmarks/results and the tables"
 	@echo "make clean   remove .venv, build products and caches"
@@ -69,6 +70,9 @@ quick: static
 test: check docs
 	$(call say,pytest)
 	$(call pytest,)
+
+figures: $(BUILT)
+	@$(PY) docs/figures.py $(ARGS)
 
 # PEERS=pfl,fedjax,flwr compares with them, too; their environments are made under ~/.cache/fatclip.
 bench: $(TOOLS) $(BUILT)

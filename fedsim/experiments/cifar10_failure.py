@@ -16,7 +16,7 @@ EXPERIMENT = Experiment(
     code="E4",
     title="CIFAR-10: catastrophic failure of FedAvg",
     paper=CIFAR10 | FEW | {"algorithm": "fedavg"},
-    quick=QUICK | {"eval_every": 2},
+    quick=QUICK,
     axes=(CLASSES,),
     measure=Trial(classes=10),
     figure=lambda results: figures.failures(results, panel="p", chance=0.1),

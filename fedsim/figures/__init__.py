@@ -1,5 +1,6 @@
 """The figures: one function per kind, each from results to a matplotlib figure; titles and notes stay outside."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..cells import CellResult
@@ -27,10 +28,12 @@ __all__ = [
 ]
 
 
-def save(experiment: Experiment, results: list[CellResult], out: Path) -> list[Path]:
+def save(
+    experiment: Experiment, results: list[CellResult], out: Path, kinds: Sequence[str] = ("png", "svg")
+) -> list[Path]:
     """Draws the figures of an experiment and saves each as PNG and SVG."""
     paths = []
     with styled():
         for suffix, draw in {"": experiment.figure, **experiment.more}.items():
-            paths += page.save(draw(results), out, f"{experiment.name}{suffix}")
+            paths += page.save(draw(results), out, f"{experiment.name}{suffix}", kinds)
     return paths

@@ -81,17 +81,21 @@ def level_line(ax: "Axes", y: float, label: str) -> None:
     ax.axhline(y, color=GREY, linewidth=0.9, linestyle=":", label=label, zorder=1)
 
 
-def save(figure: "Figure", out: Path, name: str) -> list[Path]:
-    """Saves a figure as PNG and SVG, without dates or versions in them: the same numbers give the same bytes."""
+# No dates and versions: the same numbers give the same bytes.
+KINDS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 200, "metadata": {"Software": None}},
+    "svg": {"metadata": {"Date": None, "Creator": None}},
+}
+
+
+def save(figure: "Figure", out: Path, name: str, kinds: Sequence[str]) -> list[Path]:
+    """Saves a figure as files of these kinds."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # laid out once is enough for both files
+    figure.set_layout_engine("none")  # laid out once is enough for all files
     paths = []
-    for kind, options in (
-        ("png", {"dpi": 200, "metadata": {"Software": None}}),
-        ("svg", {"metadata": {"Date": None, "Creator": None}}),
-    ):
+    for kind in kinds:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, **options)
-        write_atomic(out / f"{name}.{kind}", buffer.getvalue())
+        figure.savefig(buffer, format=kind, **KINDS[kind])
         paths.append(out / f"{name}.{kind}")
+        write_atomic(paths[-1], buffer.getvalue())
     return paths

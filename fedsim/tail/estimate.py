@@ -151,11 +151,12 @@ def null_gain(over: str, dim: int, block: int, centred: int | None = None) -> fl
     """The mean gain of Gaussian noise: log(k)/2 for vectors and coordinates in any dimension.
 
     centred: the number m of samples whose mean was taken off. Of m such samples one has variance 1 - 1/m and the sum
-    of k has k (1 - k/m), so the gain is less. Over norms, which are chi distributed, it is found by simulation.
+    of k has k (1 - k/m), so the gain is less; not so over flattened samples, where a block is of one row. Over norms,
+    which are chi distributed, it is found by simulation.
     """
     if over == "norms":
         return _chi_gain(dim, block)
-    if centred is None:
+    if centred is None or over == "flattened":
         return math.log(block) / 2
     if block >= centred:
         return -math.inf  # the sum of all is zero

@@ -181,6 +181,7 @@ def test_noise_is_the_update_minus_the_mean_of_its_round():
     index = result["alpha"]["vectors"]
     assert index["low"] < index["alpha"] < index["high"]
     assert index["gaussian_null"] > 2  # of noise whose mean was taken off
+    assert result["alpha"]["flattened"]["gaussian_null"] == 2  # entries of one row: the mean takes nothing off
     assert set(result["alpha"]) == {"flattened", "vectors", "coordinates", "norms"}
 
 
