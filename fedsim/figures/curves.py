@@ -7,7 +7,7 @@ import numpy as np
 
 from ..cells import CellResult, levels_of, select
 from ..plotting import style_of
-from .page import count_rounds, panels, plain_log
+from .page import count_rounds, legend_below, panels, plain_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,12 +33,12 @@ def curves(
             if shown:
                 _band(ax, shown, key, label.format(level), style_of(level, number))
         count_rounds(ax)
-        seeds = sum(len(o.cell.seeds) for o in shown)
-        ax.legend(title=f"median and quartiles, {seeds} seeds" if seeds > 1 else "1 seed", title_fontsize=7.5)
     for ax in axes[0]:
         if key == "loss":
             plain_log(ax)
     axes[0][0].set_ylabel(y)
+    seeds = sum(len(o.cell.seeds) for o in shown)
+    legend_below(figure, axes[0], f"median and quartiles over {seeds} seeds" if seeds > 1 else "1 seed")
     return figure
 
 

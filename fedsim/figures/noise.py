@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 # Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
-NULLS = {
+NULLS: dict[str, tuple[str, dict[str, Any]]] = {
     "gaussian_null": ("null: i.i.d. Gaussian", {"marker": "_", "markersize": 10, "markeredgewidth": 1.6}),
-    "scaled_null": ("null: Gaussian, each coordinate's own scale", {"marker": "+", "markersize": 7}),
+    "scaled_null": ("null: Gaussian, own scales", {"marker": "+", "markersize": 7}),
     "flipped_null": ("null: random signs", {"marker": "x", "markersize": 5}),
 }
+# Norms under random signs are no norms; what is known of their tail is Hill's estimate.
+OVER_NORMS = {"gaussian_null": NULLS["gaussian_null"], "hill": ("Hill's estimate", {"marker": "*", "markersize": 6})}
 
 
 def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None = None) -> "Figure":
@@ -41,7 +43,7 @@ def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None 
     plain_log(axes[0][0])
     for ax in axes[-1]:
         ax.set_xlabel("norm of the noise")
-    legend_below(figure, axes[0][0])
+    legend_below(figure, axes[0])
     return figure
 
 
@@ -60,11 +62,12 @@ def tail_indexes(results: Sequence[CellResult], *, x: str, label: str, colour: s
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its nulls."""
     kinds = list(results[0].measured["alpha"])
     at, lines = levels_of(results, x), levels_of(results, colour) if colour else [""]
-    figure, axes = panels(1, len(kinds), size=(3.1, 3.4), share_y=True)
+    figure, axes = panels(1, len(kinds), size=(3.1, 3.7), share_y=True)
     for ax, kind in zip(axes[0], kinds, strict=True):
         for number, line in enumerate(lines):
             chosen = [select(results, {x: level} | ({colour: line} if colour else {})) for level in at]
-            _index_line(ax, [[o.measured["alpha"][kind] for o in group] for group in chosen], number, len(lines), line)
+            groups = [[o.measured["alpha"][kind] for o in group] for group in chosen]
+            _index_line(ax, groups, OVER_NORMS if kind == "norms" else NULLS, number, len(lines), line)
         level_line(ax, 2, r"$\alpha = 2$: finite variance")
         mark_levels(ax, at, label)
         ax.set_title(f"over {kind}")
@@ -72,23 +75,30 @@ def tail_indexes(results: Sequence[CellResult], *, x: str, label: str, colour: s
         ax.set_ylim(0, TOP)
         ax.tick_params(axis="x", rotation=0 if max(map(len, at)) < 8 else 40)
     axes[0][0].set_ylabel(r"tail index $\alpha$")
-    legend_below(figure, axes[0][0], f"interval: 95 %; arrows: above {TOP:g}", most=5)
+    legend_below(figure, axes[0], f"interval: 95 %; arrows: above {TOP:g}")
     return figure
 
 
-def _index_line(ax: "Axes", groups: Sequence[Sequence[dict[str, Any]]], number: int, count: int, label: str) -> None:
+def _index_line(
+    ax: "Axes",
+    groups: Sequence[Sequence[dict[str, Any]]],
+    others: Mapping[str, tuple[str, dict[str, Any]]],
+    number: int,
+    count: int,
+    label: str,
+) -> None:
     place = np.arange(len(groups)) + 0.14 * (number - (count - 1) / 2)
-    style, grey = style_of(label, number), count == 1
-    for key, (name, marker) in NULLS.items():
+    style, alone = style_of(label, number), {"linestyle": ""} if count == 1 else {}
+    for key, (name, marker) in others.items():
         null = _plain([middle(group, key) for group in groups])
         if np.isnan(null).all():
             continue
-        colour = GREY if grey else style["color"]
+        colour = GREY if alone else style["color"]
         points(ax, place, null, TOP, color=colour, linestyle="", alpha=0.8, label=None if number else name, **marker)
     values = {key: _plain([middle(group, key) for group in groups]) for key in ("alpha", "low", "high")}
     spread = np.abs(np.stack([values["alpha"] - values["low"], values["high"] - values["alpha"]]))
     shown = np.where(values["alpha"] <= TOP, values["alpha"], np.nan)
-    ax.errorbar(place, shown, yerr=spread, label=label or "measured", **style, markersize=5, capsize=2.5)
+    ax.errorbar(place, shown, yerr=spread, label=label or "measured", **style | alone, markersize=5, capsize=2.5)
     points(ax, place, np.where(np.isnan(shown), values["alpha"], np.nan), TOP, color=style["color"], linestyle="")
 
 
@@ -114,5 +124,5 @@ def alpha_errors(
         mark_levels(ax, at, "classes per client $p$")
         ax.set_title(f"ours, over {kind}" if kind else "the paper's table")
     axes[0][0].set_ylabel(r"error of $\alpha$ (%)")
-    legend_below(figure, axes[0][0])
+    legend_below(figure, axes[0])
     return figure

@@ -32,11 +32,16 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def legend_below(figure: "Figure", ax: "Axes", title: str | None = None, most: int = 6) -> None:
-    """The legend of one panel for all of them, outside the axes."""
-    handles, names = ax.get_legend_handles_labels()
-    columns = min(most, len(names))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
+def legend_below(figure: "Figure", axes: Sequence["Axes"], title: str | None = None, *more: Any) -> None:
+    """One legend of all that these panels name, each name once, outside the axes and as wide as the figure allows."""
+    named = {handle.get_label(): handle for handle in more}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    names = list(named)
+    room = figure.get_figwidth() / (0.07 * max(map(len, names)) + 0.55)  # inches per letter, and per mark
+    columns = max(1, min(len(names), int(room)))
+    figure.legend(named.values(), names, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
 
 
 def count_rounds(ax: "Axes") -> None:
@@ -72,8 +77,8 @@ def points(ax: "Axes", x: Any, y: Any, top: float, **style: Any) -> None:
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     above = y > top
     ax.plot(x[~above], y[~above], **style)
-    edge = style | {"marker": "^", "label": None, "linestyle": "", "clip_on": False}
-    ax.plot(x[above], np.full(int(above.sum()), top), **edge)
+    if above.any():  # nothing, unclipped, would have an infinite extent
+        ax.plot(x[above], np.full(int(above.sum()), top), **style | {"marker": "^", "label": None, "clip_on": False})
 
 
 def level_line(ax: "Axes", y: float, label: str) -> None:

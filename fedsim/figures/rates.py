@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -83,25 +83,17 @@ def slopes(results: Sequence[CellResult], letters: Sequence[str]) -> "Figure":
     for ax, letter in zip(axes[0], letters, strict=True):
         level_line(ax, 0, "no effect")
         for number, algorithm in enumerate(levels_of(results, "algorithm")):
-            style, shown = (
-                style_of(algorithm),
-                [found[a, algorithm, letter] for a in alphas if (a, algorithm, letter) in found],
-            )
-            at = [float(a) + 0.012 * (2 * number - 1) for a in alphas if (a, algorithm, letter) in found]
-            spread = np.array([[o.slope - o.low, o.high - o.slope] for o in shown]).T.reshape(2, -1)
-            marks = {"color": style["color"], "marker": style["marker"], "linestyle": "", "capsize": 2.5}
-            ax.errorbar(at, [o.slope for o in shown], yerr=np.abs(spread), **marks, label=f"{algorithm}: measured")
-            ax.plot(
-                at,
-                [o.theory for o in shown],
-                color=style["color"],
-                linestyle=style["linestyle"],
-                label=f"{algorithm}: theory",
-            )
+            shown = {float(a): found[a, algorithm, letter] for a in alphas if (a, algorithm, letter) in found}
+            slope, low, high = np.array([[o.slope, o.low, o.high] for o in shown.values()]).T.reshape(3, -1)
+            marks: dict[str, Any] = {key: value for key, value in style_of(algorithm).items() if key != "linestyle"}
+            at, spread = np.array(list(shown)) + 0.012 * (2 * number - 1), np.abs([slope - low, high - slope])
+            ax.errorbar(at, slope, yerr=spread, linestyle="", capsize=2.5, **marks, label=f"{algorithm}: measured")
+            theory = [o.theory for o in shown.values()]
+            ax.plot(list(shown), theory, **style_of(algorithm) | {"marker": ""}, label=f"{algorithm}: theory")
         ax.set_xticks([float(a) for a in alphas])
         ax.set_xlabel(r"tail index $\alpha$ of the noise")
         ax.set_title(f"slope along {NAMES[letter]}")
     axes[0][0].set_ylabel("slope of log error")
     seeds = len(results[0].cell.seeds)
-    legend_below(figure, axes[0][0], f"95 % bootstrap intervals over {seeds} seeds", most=3)
+    legend_below(figure, axes[0], f"95 % bootstrap intervals over {seeds} seeds")
     return figure

@@ -9,7 +9,7 @@ from ..cells import CellResult, levels_of, select
 from ..measure import middle
 from ..plotting import GREY, style_of
 from .curves import series
-from .page import count_rounds, level_line, mark_levels, panels, plain_log
+from .page import count_rounds, legend_below, level_line, mark_levels, panels, plain_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,38 +27,32 @@ def failures(results: Sequence[CellResult], *, panel: str, chance: float) -> "Fi
     for top, bottom, level in zip(*axes, columns, strict=True):
         level_line(top, 100 * chance, "chance")
         trials = select(results, {panel: level})
-        for number, result in enumerate(trials):
-            _run(top, bottom, result, named=number == 0)
+        for result in trials:
+            _run(top, bottom, result)
         top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if len(trials) > 1 else ""))
         count_rounds(bottom)
     plain_log(axes[1][0])
     axes[0][0].set_ylabel("test accuracy (%)")
     axes[1][0].set_ylabel("norm of the\nclients' updates")
-    named = {
-        name: handle
-        for ax in (ax for row in axes for ax in row)
-        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named))
+    legend_below(figure, [*axes[0], *axes[1]])
     return figure
 
 
-def _run(top: "Axes", bottom: "Axes", result: CellResult, named: bool) -> None:
+def _run(top: "Axes", bottom: "Axes", result: CellResult) -> None:
     colour = style_of(result.cell.levels.get("algorithm", "FedAvg"))["color"]
-    accuracy_name, median_name, largest_name = ("accuracy", "median norm", "largest norm") if named else (None,) * 3
     rounds, accuracy = series([result], "accuracy")
-    top.plot(rounds, accuracy[0], color=colour, marker=".", markersize=4, linewidth=1.2, label=accuracy_name)
+    top.plot(rounds, accuracy[0], color=colour, marker=".", markersize=4, linewidth=1.2, label="accuracy")
     rows: list[dict[str, Any]] = [r for r in result.records if r["norms"]]
     at = [r["round"] for r in rows]
-    bottom.plot(at, [r["norms"][2] for r in rows], color=colour, linewidth=1.2, label=median_name)
-    largest: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 0.9}
-    bottom.plot(at, [r["norms"][4] for r in rows], **largest, label=largest_name)
+    bottom.plot(at, [r["norms"][2] for r in rows], color=colour, linewidth=1.2, label="median norm")
+    bottom.plot(at, [r["norms"][4] for r in rows], color=GREY, linestyle="--", linewidth=0.9, label="largest norm")
     broken = [r["round"] for r in result.records if r["rejected"]]
     edge: dict[str, Any] = {"clip_on": False, "transform": bottom.get_xaxis_transform(), "color": "k", "markersize": 4}
-    bottom.plot(broken, [1.0] * len(broken), "x", **edge, label="update not finite" if broken else None)
+    if broken:
+        bottom.plot(broken, [1.0] * len(broken), "x", **edge, label="update not finite")
     if (collapsed := result.measured["collapsed"]) is not None:
         for ax in (top, bottom):
-            ax.axvline(collapsed, color="k", linewidth=1, label="collapse" if ax is top else None)
+            ax.axvline(collapsed, color="k", linewidth=1, label="collapse")
 
 
 def outcomes(results: Sequence[CellResult], *, x: str, colour: str) -> "Figure":
@@ -90,8 +84,7 @@ def outcomes(results: Sequence[CellResult], *, x: str, colour: str) -> "Figure":
     level_line(axes[0][2], 10, "chance")
     handles: list[Any] = [Patch(color=style_of(line)["color"], label=f"{line}: learns") for line in lines]
     handles += [Patch(facecolor=c, edgecolor=GREY, hatch=h, label=n) for n, (c, h) in FAILED.items()]
-    handles += axes[0][2].get_legend_handles_labels()[0]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    legend_below(figure, axes[0], None, *handles)
     return figure
 
 

@@ -112,7 +112,7 @@ def test_the_tail_index_is_drawn_with_interval_and_nulls_and_marks_at_the_edge()
     figure = drawn("cifar10-alpha", noise)
     vectors = figure.axes[1]
     assert [ax.get_title() for ax in figure.axes] == ["over flattened", "over vectors"]
-    words = {"null: i.i.d. Gaussian", "null: random signs", "null: Gaussian, each coordinate's own scale"}
+    words = {"null: i.i.d. Gaussian", "null: random signs", "null: Gaussian, own scales"}
     assert words <= set(texts(figure))
     assert all(len(ax.containers) == 4 for ax in figure.axes)  # one line with error bars per amount of work
     arrows = [line for line in vectors.lines if line.get_marker() == "^" and len(line.get_xdata())]
