@@ -7,10 +7,10 @@ from .cifar10_failure import QUICK
 from .cifar10_success import ALGORITHMS
 from .grid import Axis, Experiment
 
-SAFE = {"partition": "iid", "clients": 10, "eta_l": 0.05, "local_epochs": 2, "on_client_error": "reject"}
+SAFE = {"partition": "iid", "clients": 10, "eta_l": 0.05, "local_epochs": 2, "rounds": 30, "eval_every": 3}
 TASKS = {
     "CIFAR-10, i.i.d.": CIFAR10 | QUICK | SAFE,
-    "MNIST, i.i.d.": SAFE | {"problem": "mnist-logistic", "batch": 64, "rounds": 60, "eval_every": 6},
+    "MNIST, i.i.d.": SAFE | {"problem": "mnist-logistic", "batch": 64},
 }
 
 EXPERIMENT = Experiment(

@@ -43,7 +43,7 @@ def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None 
     plain_log(axes[0][0])
     for ax in axes[-1]:
         ax.set_xlabel("norm of the noise")
-    legend_below(figure, axes[0])
+    legend_below(figure, axes[0], f"{results[0].measured['norms']['n']} norms per panel: clients times rounds")
     return figure
 
 

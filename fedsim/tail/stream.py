@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -170,13 +171,15 @@ class TailStream:
         if not (blocks := count // block):
             return 0, 0
         signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=width))
-        scale = functools.reduce(torch.hypot, (row.double() for row in matrix))
-        kinds = [
-            lambda start, end: flat[start:end].double(),
-            lambda start, end: flat[start:end].double() * signs[torch.arange(start, end) % width],
-            lambda start, end: (
-                torch.from_numpy(rng.standard_normal(end - start)) * scale[torch.arange(start, end) % width]
-            ),
+        scale = functools.reduce(torch.hypot, (row.double().cpu() for row in matrix))
+
+        def columns(start: int, end: int) -> Tensor:
+            return torch.arange(start, end) % width
+
+        kinds: list[Callable[[int, int], Tensor]] = [
+            lambda start, end: flat[start:end].double().cpu(),
+            lambda start, end: flat[start:end].double().cpu() * signs[columns(start, end)],
+            lambda start, end: torch.from_numpy(rng.standard_normal(end - start)) * scale[columns(start, end)],
         ]
         self.block = block
         starts = np.linspace(0, blocks, min(blocks, len(keep)), endpoint=False).astype(np.int64)
