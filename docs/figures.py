@@ -11,6 +11,7 @@ and the columns of its journal that a figure draws, to four digits. SHA256SUMS (
 import argparse
 import dataclasses
 import hashlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from fedsim.experiments import find
 from fedsim.experiments.grid import Experiment
 from fedsim.measure import FinalLoss, Trial
 from fedsim.run.cell import finished
-from fedsim.run.directory import ENVIRONMENT, RunDirectory
-from fedsim.run.files import decode, encode, read_json, write_atomic
+from fedsim.run.directory import RunDirectory, identify
+from fedsim.run.files import encode, unname, write_atomic
 
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"
@@ -68,6 +69,12 @@ def draw_all(results: Path, out: Path, *, tables: bool = False) -> int:
     return wrong
 
 
+def decode(line: bytes) -> dict[str, Any]:
+    """What `encode` was given."""
+    value: dict[str, Any] = unname(json.loads(line))
+    return value
+
+
 def read_sums(results: Path) -> dict[str, str]:
     path = results / SUMS
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -76,15 +83,17 @@ def read_sums(results: Path) -> dict[str, str]:
 
 def add(folder: Path, results: Path, name: str | None = None) -> None:
     """Packs the cells of a run directory that have finished, in place of the same cells packed earlier."""
-    request = RunDirectory(folder).request()
+    directory = RunDirectory(folder)
+    request = directory.request()
     experiment = find(request.experiment)
     path = results / f"{name or experiment.name}.jsonl"
     old = [decode(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{"runs": []}]
     cells = {str(line["levels"]): line for line in old[1:]}
-    for cell in request.cells(experiment):
-        if (result := finished(cell, folder / "cells" / cell.folder)) is not None:
+    grid = request.cells(experiment)
+    for cell in grid:
+        if (result := finished(cell, directory.cell(cell), identify(request, [cell]))) is not None:
             cells[str(dict(cell.levels))] = pack(experiment, result)
-    starts = read_json(folder / ENVIRONMENT)["starts"]
+    starts = directory.starts(identify(request, grid))
     header = {"experiment": experiment.name, "runs": [*old[0]["runs"], *(s for s in starts if s not in old[0]["runs"])]}
     data = b"".join(map(encode, [header, *cells.values()]))
     results.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,10 @@ GRID["shakespeare-alpha"] = {"work": WORK}
 GRID["cifar10-stability"] = {
     "rate": ["0.05", "0.1", "0.2", "0.35", "0.5"],
     "p": ["2", "10"],
-    "algorithm": ["FedAvg", "FAT-Clipping-PR", "FAT-Clipping-PI"],
+    "algorithm": [
+        *("FedAvg", "FAT-Clipping-PR", "FAT-Clipping-PI"),
+        *("FAT-Clipping-PR, quantile", "FAT-Clipping-PI, quantile"),
+    ],
 }
 
 

@@ -157,9 +157,9 @@ def test_the_stability_map_writes_every_share():
     figure = drawn("cifar10-stability", trial, rounds)
     assert len(figure.axes) == 6
     learns, _, unguarded, _, last, _ = ([text.get_text() for text in ax.texts] for ax in figure.axes)
-    assert learns == ["0/1"] * 5 + ["1/1"] * 10
-    assert unguarded == ["0/1"] * 15
-    assert last == ["10"] * 15
+    assert learns == ["0/1"] * 5 + ["1/1"] * 20
+    assert unguarded == ["0/1"] * 25
+    assert last == ["10"] * 25
 
 
 def test_errors_of_alpha_stand_next_to_the_papers():
