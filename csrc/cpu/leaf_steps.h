@@ -61,7 +61,8 @@ inline void sgd_blocks(const SgdBlock* const* blocks, int block_count) {
   for (int s = 0; s < count; ++s) {
     x[s] = static_cast<S*>(blocks[s]->x);
     g[s] = static_cast<const S*>(blocks[s]->g);
-    buffer[s] = static_cast<S*>(blocks[s]->buffer);
+    buffer[s] =
+        kMomentum == kNone ? x[s] : static_cast<S*>(blocks[s]->buffer);  // advanced, but unused, without momentum
     clip[s] = Clip<V>(blocks[s]->c, kDirect ? -h.lr * sign : sign);
   }
   auto value = [](double t) { return splat((V*)nullptr, t); };

@@ -66,7 +66,7 @@ bool read_by_exchange(py::handle object, View* view, Device device) {
   } else {
     return false;
   }
-  view->data = static_cast<char*>(t.data) + t.byte_offset;
+  view->data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(t.data) + t.byte_offset);  // may have no memory
   view->device = t.device_id;
   view->dims = t.ndim;
   std::copy_n(t.shape, t.ndim, view->shape);
@@ -104,16 +104,17 @@ bool View::dense() const {
   std::sort(order, order + count, [&](int a, int b) { return strides[a] < strides[b]; });
   int64_t expected = 1;
   for (int i = 0; i < count; ++i) {
-    if (strides[order[i]] != expected) return n == 0;
+    if (strides[order[i]] != expected) return false;
     expected *= shape[order[i]];
   }
   return true;
 }
 
 bool View::row_major() const {
+  if (!n) return true;  // the other sizes may be of any magnitude
   int64_t expected = 1;
   for (int i = dims - 1; i >= 0; expected *= shape[i--])
-    if (shape[i] != 1 && strides[i] != expected) return n == 0;
+    if (shape[i] != 1 && strides[i] != expected) return false;
   return true;
 }
 
@@ -125,9 +126,10 @@ bool View::has_layout_of(const View& other) const {
 }
 
 int64_t View::bytes() const {
+  if (!n) return 0;
   int64_t last = 0;
   for (int i = 0; i < dims; ++i) last += (shape[i] - 1) * strides[i];
-  return n ? (last + 1) * kSize[dtype] : 0;
+  return (last + 1) * kSize[dtype];
 }
 
 void register_types(py::handle tensor, py::handle parameter) {
