@@ -6,7 +6,7 @@ methods of an algorithm, written on rows: one per client, for as many clients at
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -47,6 +47,10 @@ class Algorithm:
 
     def __init_subclass__(cls) -> None:
         dataclass(cls)
+
+    def with_lam(self, lam: float) -> "Algorithm":
+        """The same with another threshold."""
+        return self if lam == self.lam else replace(self, lam=lam)
 
     def local_step(self, clients: ClientRows) -> None:
         """x <- x - eta_l g"""

@@ -7,7 +7,7 @@ import numpy as np
 
 from . import seeding
 from .config import Config
-from .seeding import Indices, Words
+from .seeding import Indices
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The local steps of some clients: how many each of them does, the batches of all in order, and a random key each.
+    """The local steps of some clients in a round: how many each of them does, and the batches of all in order."""
 
-    The key of a client, folded with a step's number, seeds what its module draws in that step.
-    """
-
+    round_: int
     steps: Indices
     batches: Iterator[Batch]
-    keys: Words
 
 
 class BatchSampler:
@@ -47,14 +44,11 @@ class BatchSampler:
 
     def draw(self, round_: int, clients: Indices) -> LocalWork:
         """The local work of a round."""
-        return LocalWork(self.steps(clients), self._batches(round_, clients), self._keys(round_, clients))
+        return LocalWork(round_, self.steps(clients), self._batches(round_, clients))
 
     def draw_everything(self, clients: Indices) -> LocalWork:
         """As many local steps as in a round, each on all samples of the client."""
-        return LocalWork(self.steps(clients), self._whole_batches(clients), self._keys(0, clients))
-
-    def _keys(self, round_: int, clients: Indices) -> Words:
-        return seeding.keys(self.config.seed, "module", round_, clients)
+        return LocalWork(0, self.steps(clients), self._whole_batches(clients))
 
     def _batches(self, round_: int, clients: Indices) -> Iterator[Batch]:
         """A client that has finished has counts of 0.

@@ -47,7 +47,12 @@ def dispatch(arguments: list[str]) -> int:
         from .suggest import main as suggest
 
         return suggest(arguments[1:])
-    args = make_parser().parse_args(arguments)
+    top, run = make_parser()
+    if arguments[:1] == ["run"] and not {"-h", "--help"}.isdisjoint(arguments):
+        from .config import describe_keys
+
+        run.epilog, run.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
+    args = top.parse_args(arguments)
     if args.word == "run":
         args.name = check_experiment(args.name)
         from .run.command import run_experiment
@@ -56,7 +61,8 @@ def dispatch(arguments: list[str]) -> int:
     return rebuild_report(args.out) if args.word == "report" else list_experiments()
 
 
-def make_parser() -> Parser:
+def make_parser() -> tuple[Parser, argparse.ArgumentParser]:
+    """The parser, and that of `run`."""
     top = Parser(prog="fedsim", description="Federated learning under fat-tailed noise: the paper's experiments.")
     words = top.add_subparsers(dest="word", required=True, metavar="COMMAND")
     words.add_parser("list", help="the experiments")
@@ -65,8 +71,9 @@ def make_parser() -> Parser:
     words.add_parser("suggest", help="lam and rates from the journal of a pilot (suggest --help)", add_help=False)
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
     report.add_argument("out", metavar="DIR", type=Path)
-    add_run_options(words.add_parser("run", help="run an experiment"))
-    return top
+    run = words.add_parser("run", help="run an experiment")
+    add_run_options(run)
+    return top, run
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
@@ -78,7 +85,9 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
     run.add_argument("--seeds", **number, help="how many seeds")
-    run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help="change settings")
+    run.add_argument(
+        "--set", dest="settings", **many, metavar="KEY=VALUE", help="change settings; --help lists the keys"
+    )
     run.add_argument("--only", **many, metavar="AXIS=LEVEL", help="run a part of the grid")
     run.add_argument("--out", **folder, help="the run directory (default: runs/NAME-TIME)")
     run.add_argument("--resume", action="store_true", help="resume the run in --out")

@@ -47,6 +47,39 @@ FLOATS: dict[str, Rule] = {
     "noise_scale": (lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
 }
 _QUANTILE: Rule = (lambda v: 0 < v < 1, "quantile: and a number between 0 and 1, such as quantile:0.8")
+MEANING = {
+    "problem": "data set and model",
+    "algorithm": "what clients and server do",
+    "clients": "how many there are",
+    "participants": "clients per round; none: all of them",
+    "rounds": "communication rounds",
+    "local_steps": "batches per client and round",
+    "local_epochs": "passes over the client's samples, the last short batch kept; in place of local_steps",
+    "batch": "samples per local step",
+    "eta_l": "the clients' rate",
+    "eta": "the server's rate: the factor in front of reduce(delta)",
+    "lam": "clipping threshold",
+    "delta": "what a client's update is: a sum of gradients, or x_t - x",
+    "reduce": "how the server combines updates",
+    "partition": "how samples are dealt to clients",
+    "classes_per_client": "for partition=classes",
+    "concentration": "for partition=dirichlet; small is unequal",
+    "samples_per_client": "none: the whole data set, every sample once",
+    "dim": "of the quadratic",
+    "noise": "of the quadratic's gradients",
+    "noise_alpha": "tail index of stable and pareto noise",
+    "noise_scale": "of the noise",
+    "seed": "of everything random",
+    "engine": "clients one after another, or stacked",
+    "cohort": "clients held in memory at once; none: chosen",
+    "workers": "processes that share a round's clients",
+    "dtype": "of the model",
+    "device": "cpu, cuda, cuda:0, ...",
+    "eval_every": "rounds between evaluations",
+    "on_client_error": "when a client raises",
+    "nonfinite": "a client's update with nan or inf: left out of the sum, or the end of the model",
+    "buffers": "of a module, such as BatchNorm's statistics: averaged, or each client's own",
+}
 OPTIONAL = ("participants", "local_steps", "local_epochs", "samples_per_client", "cohort")
 
 
@@ -65,10 +98,10 @@ class Config:
     problem: str = "quadratic"
     algorithm: str = "fedavg"
     clients: int = 5
-    participants: int | None = None  # None: all of them
+    participants: int | None = None
     rounds: int = 300
     local_steps: int | None = None
-    local_epochs: int | None = None  # passes over the client's samples, the last short batch kept
+    local_epochs: int | None = None
     batch: int = 64
     eta_l: float = 0.1
     eta: float = 1.0
@@ -78,21 +111,21 @@ class Config:
     partition: str = "iid"
     classes_per_client: int = 10
     concentration: float = 0.5
-    samples_per_client: int | None = None  # None: the whole data set, every sample once
+    samples_per_client: int | None = None
     dim: int = 3
     noise: str = "none"
     noise_alpha: float = 1.5
     noise_scale: float = 1.0
     seed: int = 0
     engine: str = "auto"
-    cohort: int | None = None  # clients held in memory at once; None: chosen
+    cohort: int | None = None
     workers: int = 1
     dtype: str = "float32"
     device: str = "cpu"
     eval_every: int = 1
     on_client_error: str = "stop"
-    nonfinite: str = "reject"  # a client's update with nan or inf: left out of the sum, or the end of the model
-    buffers: str = "average"  # of a module, such as BatchNorm's statistics
+    nonfinite: str = "reject"
+    buffers: str = "average"
     options: Mapping[str, float] = field(default_factory=dict)  # settings that the algorithm adds
     own: str = ""  # the fingerprint of a model and data that come from Python
 
@@ -276,3 +309,14 @@ def _float(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError
     return float(value)
+
+
+def describe_keys() -> str:
+    """Every key of `--set`, its default, meaning and range, one line each."""
+    usual, lines = Config().to_dict(), []
+    for key, meaning in MEANING.items():
+        rule = {**INTEGERS, **FLOATS}.get(key)
+        right = rule[1] if rule else ", ".join(CHOICES[key]) if key in CHOICES else ""
+        lines.append(f"  {key + '=' + str(usual[key]):26} {meaning}" + (f" ({right})" if right else ""))
+    added = [f"{name}: {', '.join(own_settings(name))}" for name in ALGORITHMS if own_settings(name)]
+    return "\n".join(["keys of --set with their defaults:", *lines, "algorithms add keys; " + "; ".join(added)])

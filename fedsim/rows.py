@@ -139,10 +139,11 @@ class ServerRows:
     def step(self, server_step: Callable[["ServerRows"], None], total: Tensor, accepted: Tensor) -> None:
         """One step of an algorithm; a seed without an accepted client stays as it is, and so does its state."""
         self.total, self.accepted = total, accepted
-        idle = accepted == 0
-        idle &= (total == 0).all(1)  # not where something that is not finite is to spread
+        if accepted.numpy().all():
+            return server_step(self)
+        idle = (accepted == 0) & (total == 0).all(1)  # not where something that is not finite is to spread
         kept = {"x": self.x, **self._state}
-        held = {name: rows[idle].clone() for name, rows in kept.items()} if idle.any() else {}
+        held = {name: rows[idle].clone() for name, rows in kept.items()}
         server_step(self)
         for name, rows in held.items():
             kept[name][idle] = rows

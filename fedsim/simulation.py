@@ -103,10 +103,11 @@ class Simulation:
         result = self._rounds.run(self.rounds_done, lams, self._x, observer, clock)
         if self.config.nonfinite == "propagate":
             result.total[result.accepted < self.config.participating] = math.nan
-        self._server.step(replace(self.algorithm, lam=lams[0]).server_step, result.total, result.accepted)
-        norms = result.norms if self.algorithm.clips_rounds else result.step_norms
-        for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=False):
-            threshold.observe(torch.from_numpy(seen))
+        self._server.step(self.algorithm.with_lam(lams[0]).server_step, result.total, result.accepted)
+        if self._thresholds:
+            norms = result.norms if self.algorithm.clips_rounds else result.step_norms
+            for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=True):
+                threshold.observe(torch.from_numpy(seen))
         self.rounds_done += 1
         clock.lap("aggregate")
         nothing = dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))

@@ -14,7 +14,7 @@ COLUMNS, ROWS = 120, 24  # of a terminal whose size is unknown
 
 
 class Progress:
-    """A progress callback that shows cell, round, loss, accuracy, clipped fraction and the time left.
+    """A progress callback that shows cell, round, loss, accuracy, clipped fraction and the time left for the run.
 
     On a terminal it is a bar that redraws itself; elsewhere, one line when a cell ends. `redraw` is the least number of
     seconds between two redraws.
@@ -27,12 +27,13 @@ class Progress:
         self._bar: Any = None
         self._shown: dict[str, str] = {}
         self._begun = time.monotonic()
+        self._took: list[float] = []  # seconds of the cells that were run
 
     def begin(self, cell: Cell, engine: str, done: int) -> None:
         self._begun, self._shown = time.monotonic(), {}
-        if not self.stream.isatty():
+        if not (self.stream.isatty() or "ipykernel" in sys.modules):
             return
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
 
         wide = known_width(self.stream)
         self._bar = tqdm(
@@ -48,21 +49,31 @@ class Progress:
             ncols=None if wide else COLUMNS,
             nrows=None if wide else ROWS,
             # the numbers first: on a narrow terminal it is the bar that gets no room
-            bar_format="{desc}: round {n_fmt}/{total_fmt}{postfix}, {remaining} left |{bar}|",
+            bar_format="{desc}: round {n_fmt}/{total_fmt}{postfix} |{bar}|",
         )
 
     def round(self, record: dict[str, Any]) -> None:
         if self._bar is None:
             return
         self._shown |= brief(record)
-        self._bar.set_postfix_str(", ".join(f"{k} {v}" for k, v in self._shown.items()), refresh=False)
+        facts = [f"{k} {v}" for k, v in self._shown.items()]
+        self._bar.set_postfix_str(", ".join([*facts, f"{self._bar.format_interval(self._left())} left"]), refresh=False)
         self._bar.update(1)
+
+    def _left(self) -> float:
+        """Seconds that the whole run still takes, other cells as long as those so far and this one."""
+        bar = self._bar
+        each = (time.monotonic() - self._begun) / (bar.n + 1 - bar.initial)
+        cells = self._cells - self._number - 1
+        typical = statistics.fmean([*self._took, each * (bar.total - bar.initial)])
+        return float(each * (bar.total - bar.n - 1) + cells * typical)
 
     def end(self, result: CellResult, stored: bool) -> None:
         self._number += 1
         self.close()
         last = brief(result.records[-1]) if result.records else {}
         facts = ", ".join(f"{key} {value}" for key, value in last.items())
+        self._took += [] if stored else [time.monotonic() - self._begun]
         how = "done earlier" if stored else f"{time.monotonic() - self._begun:.1f} s"
         print(f"[{self._number}/{self._cells}] {result.cell.name}: {facts} ({how})", file=self.stream, flush=True)
 

@@ -48,6 +48,8 @@ class ClientBuffers:
 
     def end_round(self) -> None:
         """The mean over the round's clients, or over all of them where each keeps its own."""
+        if not len(self.mean):
+            return
         total, count = (self._sum, self._count) if self.own is None else (self.own.sum(0), len(self.own))
         if self._count:
             self.mean.copy_(torch.where(self._changed, total / count, self.mean))

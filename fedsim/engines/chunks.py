@@ -8,7 +8,7 @@ import contextlib
 import math
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -73,9 +73,10 @@ class ChunkTrainer:
         self, assignment: Assignment, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, buffers: Tensor
     ) -> ChunkReport:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
-        sampler, algorithm = self.task.sampler, replace(self.algorithm, lam=assignment.lam)
+        sampler, algorithm = self.task.sampler, self.algorithm.with_lam(assignment.lam)
         draw: Draw = sampler.draw_everything if assignment.full else partial(sampler.draw, assignment.round_)
-        buffers.copy_(self.buffers.of(clients))
+        if buffers.numel():
+            buffers.copy_(self.buffers.of(clients))
         chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())
         with keep_random_state(self.task.device) if self.task.model.draws else contextlib.nullcontext():
             updates, failures = self._train(chunk, draw)

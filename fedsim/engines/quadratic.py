@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,25 +112,17 @@ class QuadraticRounds:
         xi = self.noise(round_).gather(1, at)
         clock.lap("data")
         train = self._train_stacked if self.engine == "stacked" else self._train_one_by_one
-        width = len(lams) if len(set(lams)) == 1 else 1
+        groups = [slice(None)] if lams.count(lams[0]) == len(lams) else [slice(i, i + 1) for i in range(len(lams))]
         parts = []
-        for i in range(0, len(lams), width):
-            algorithm = replace(self.algorithm, lam=lams[i])
-            parts.append(train(algorithm, x[i : i + width], xi[i : i + width], clock))
+        for rows in groups:
+            algorithm = self.algorithm.with_lam(lams[rows][0])
+            parts.append(train(algorithm, x[rows], xi[rows], clock))
             if observer is not None:
                 good = parts[0].good
                 observer.update(round_, chosen[0][good].tolist(), parts[0].rows[good])
                 observer.end_round(round_, self.full(x) if observer.wants_full else None)
             algorithm.send(parts[-1])
-        good, clipped = np.concatenate([part.good for part in parts]), [part.count_clipped() for part in parts]
-        result = RoundResult(
-            torch.cat([part.total for part in parts]),
-            torch.from_numpy(good.reshape(len(self.seeds), -1).sum(1)),
-            np.concatenate([part.norms for part in parts]),
-            np.concatenate([part.step_norms for part in parts], axis=1),
-            (sum(hit for hit, _ in clipped), sum(count for _, count in clipped)),
-            sorted(set(chosen.flatten()[~good].tolist())),
-        )
+        result = _result(parts, chosen)
         clock.lap("aggregate")
         return result
 
@@ -193,3 +184,19 @@ class QuadraticRounds:
 
     def close(self) -> None:
         """Nothing to end: all seeds advance in this process."""
+
+
+def _result(parts: Sequence[QuadraticUpdates], chosen: Indices) -> RoundResult:
+    """The updates of all seeds; chosen: the participants, (seeds, clients)."""
+    (part, *more), good = parts, parts[0].good
+    total, norms, step_norms, clipped = part.total, part.norms, part.step_norms, part.count_clipped()
+    if more:
+        counts = [part.count_clipped() for part in parts]
+        clipped = sum(hit for hit, _ in counts), sum(count for _, count in counts)
+        good, norms = np.concatenate([part.good for part in parts]), np.concatenate([part.norms for part in parts])
+        total, step_norms = (
+            torch.cat([part.total for part in parts]),
+            np.concatenate([part.step_norms for part in parts], axis=1),
+        )
+    accepted = torch.from_numpy(good.reshape(len(chosen), -1).sum(1))
+    return RoundResult(total, accepted, norms, step_norms, clipped, sorted(set(chosen.flatten()[~good].tolist())))

@@ -63,7 +63,8 @@ class SequentialEngine:
             clock.lap("data")
             self.optimizer.zero_grad()
             if model.draws:
-                torch.manual_seed(seeding.as_seed(seeding.fold(work.keys, k)))
+                key = seeding.keys(task.config.seed, "module", work.round_, chunk.clients[number])
+                torch.manual_seed(seeding.as_seed(seeding.fold(key, k)))
             model.loss(model.call(model.module, stored), y).backward()
             clock.lap("compute")
             chunk.algorithm.local_step(client)

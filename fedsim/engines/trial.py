@@ -81,4 +81,4 @@ class _Trial:
 
     def _draw(self, clients: Indices) -> LocalWork:
         work = self.task.sampler.draw(0, clients)
-        return LocalWork(np.minimum(work.steps, STEPS), islice(work.batches, STEPS), work.keys)
+        return LocalWork(0, np.minimum(work.steps, STEPS), islice(work.batches, STEPS))

@@ -43,3 +43,10 @@ def describe_changes(cells: Sequence[Cell]) -> list[str]:
 def _shown(value: Any) -> str:
     """A setting as a reader knows it: without a limit, all take part."""
     return "all" if value is None else str(value)
+
+
+def describe_batches(cells: Sequence[Cell]) -> list[str]:
+    """Says so where a batch is all that a client has."""
+    whole = {(c.config.batch, c.config.samples_per_client) for c in cells if not c.config.about.stacks_seeds}
+    texts = [f"batch {b} with {n} samples per client" for b, n in sorted(whole, key=str) if n is not None and b >= n]
+    return [f"Local steps are full-batch: {', '.join(texts)}."] if texts else []

@@ -10,7 +10,7 @@ from ..config import Config
 from ..errors import InputError
 from ..measure import Measurement
 from ..table import Table
-from .captions import describe_changes, describe_reading
+from .captions import describe_batches, describe_changes, describe_reading
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,7 +166,8 @@ class Experiment:
     def captions(self, results: list[CellResult]) -> list[str]:
         """What belongs below the table and the figure: the notes, the reading, and what differs from the paper."""
         cells = [result.cell for result in results]
-        return [*self.notes, describe_reading(cells), *(describe_changes(cells) if self.code else [])]
+        changes = describe_changes(cells) if self.code else []
+        return [*self.notes, describe_reading(cells), *describe_batches(cells), *changes]
 
     def tabulate(self, results: list[CellResult]) -> Table:
         """One row per combination of levels: what was measured and what the paper reports."""

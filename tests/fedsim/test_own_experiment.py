@@ -3,12 +3,16 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from fedsim.cells import Cell
 from fedsim.cli import main
+from fedsim.config import Config
 from fedsim.experiments import find
+from fedsim.experiments.captions import describe_batches
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-an-experiment.md"
 PROGRAM = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
@@ -77,3 +81,22 @@ def test_an_unknown_name_is_answered_without_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
     assert "did you mean synthetic-cauchy?" in done.stderr
+
+
+def test_help_lists_every_key_with_default_and_range(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = capsys.readouterr().out
+    missing = {field.name for field in fields(Config)} - {"own", "options"} - set(re.findall(r"^  (\w+)=", shown, re.M))
+    assert not missing
+    assert "eta_l=0.1" in shown
+    assert "fedadam: momentum, tau, beta2" in shown
+
+
+def test_a_batch_of_all_samples_is_named():
+    def cell(batch, samples):
+        settings = {"problem": "mnist-logistic", "batch": batch, "samples_per_client": samples}
+        return Cell({}, Config(**settings), (0,), Config())
+
+    assert describe_batches([cell(64, 40)]) == ["Local steps are full-batch: batch 64 with 40 samples per client."]
+    assert describe_batches([cell(64, 65), cell(64, None)]) == []
