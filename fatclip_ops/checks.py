@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .backends.layout import overlaps
+from .sharding import check_shard, is_sharded
 
 NONFINITE = ("skip", "raise", "propagate")  # what a gradient with nan or inf does
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -82,6 +83,8 @@ def check_floating(name: str, tensor: Any) -> None:
     """A dense tensor of one of the four floating dtypes."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {describe(tensor)}")
+    if is_sharded(tensor):
+        raise TypeError(f"{name} is a DTensor: pass its full_tensor(), because a rank's part has another norm")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
     if tensor.dtype not in FLOATING:
@@ -182,14 +185,16 @@ def name_parameter(param_groups: list[dict[str, Any]], p: Tensor) -> str:
 
 
 def check_parameter(p: Any, name: str = "params") -> None:
-    """Refuses what would be silently wrong: shards of a larger parameter, and memory that is shared by elements."""
+    """Refuses what would be silently wrong: flat shards of several parameters, and memory that elements share."""
     if not isinstance(p, Tensor):
         return  # torch's own message is good
-    if hasattr(p, "device_mesh") or hasattr(p, "_fsdp_flattened"):
+    if hasattr(p, "_fsdp_flattened"):
         raise TypeError(
-            f"{name} holds a shard of a distributed parameter ({type(p).__name__}): "
-            "the norm would be that of this rank only, so DTensor and FSDP are not supported"
+            f"{name} holds a flat shard of FullyShardedDataParallel ({type(p).__name__}), whose norm would be that of "
+            "this rank only: use torch.distributed.fsdp.fully_shard"
         )
+    if is_sharded(p):
+        check_shard(p)
     if p.layout is torch.strided and overlaps(p):
         raise ValueError(f"{name} holds {describe(p)} whose elements share memory (expanded?)")
     if not (p.dtype in FLOATING or p.dtype in (torch.complex64, torch.complex128)):

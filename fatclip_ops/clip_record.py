@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .backends.types import CLIPPED, COEF, NORM, SKIPPED, STEPS, StepInputs, make_tally
 from .checks import check_lam, name_parameter
+from .sharding import parts_of_grads
 from .thresholds import Threshold, is_threshold
 
 
@@ -78,8 +79,9 @@ class ClipRecord:
             return
         self._tally[STEPS] -= 1  # an error changes no count
         self._tally[SKIPPED] -= 1
-        bad = next(p for p, g in zip(inputs.params, inputs.grads, strict=True) if not torch.isfinite(g).all())
-        name = name_parameter(param_groups, bad)
+        grads = parts_of_grads(inputs)
+        bad = [p for p, g in zip(inputs.params, grads, strict=True) if not torch.isfinite(g).all()]
+        name = name_parameter(param_groups, bad[0]) if bad else "a parameter on another rank"
         raise ValueError(f"{name} has a gradient with nan or inf; nothing was changed")
 
     def _save_record(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from .backends.types import COEF
-from .checks import check_choice, check_lr
+from .checks import check_choice, check_flag, check_lr
 from .optim_state import SavedOptimizer
+from .sharding import local_part
 
 _DELTAS = ("gradient", "displacement")
 _NARROW = (torch.bfloat16, torch.float16)
@@ -40,23 +41,29 @@ class LocalRound(SavedOptimizer):
         self._in_round = True
 
     @torch.no_grad()
-    def end_round(self, delta: str = "gradient") -> Tensor:
+    def end_round(self, delta: str = "gradient", full: bool = True) -> Tensor:
         """The round's pseudo-gradient as one flat tensor in parameter order; the next round begins here.
 
         delta: "gradient" gives (x_t - x) / lr, which under plain SGD is the sum of the (PI: clipped) gradients, also
             when lr changed on the way; "displacement" gives x_t - x. PR clips the result to lam. What a step of lr * g
             loses where x is rounded is missing from both; the gradients of 16-bit parameters are summed apart, in
             float32, unless there is momentum or weight decay.
+        full: of sharded parameters, every rank returns the whole update; False returns this rank's part of it, clipped
+            by the norm of the whole.
         """
         check_choice("delta", delta, _DELTAS)
+        check_flag("full", full)
         if not self._in_round:
             raise RuntimeError("end_round() without begin_round(): there is no x_t to compare with")
+        shards = self._shards
+        if full and shards is not None:
+            shards.check_full()
         flat, dtype = self._round_delta(delta)
-        if self.nonfinite == "raise" and not torch.isfinite(flat).all():
+        if self.nonfinite == "raise" and not (_is_finite(flat) if shards is None else shards.is_finite(flat)):
             raise ValueError("the round's update has nan or inf; nothing was changed")
-        flat = self._clip_round(flat)
+        flat = self._clip_round(flat).to(dtype)
         self.begin_round()
-        return flat.to(dtype)
+        return shards.gather(flat) if full and shards is not None else flat
 
     def _round_delta(self, delta: str) -> tuple[Tensor, torch.dtype]:
         """The update before any clip, and the dtype it is to be returned in.
@@ -68,12 +75,13 @@ class LocalRound(SavedOptimizer):
         for p, _ in params:
             dtype = torch.promote_types(dtype, p.dtype)
         work_dtype = torch.promote_types(dtype, torch.float32 if self._clips_steps else torch.float64)
-        total = sum(p.numel() for p, _ in params)
+        total = sum(local_part(p).numel() for p, _ in params)
         flat = torch.empty(total, dtype=work_dtype, device=params[0][0].device if params else "cpu")
         at = 0
         for p, group in params:
-            flat[at : at + p.numel()].copy_(self._moved(p, delta, check_lr(group["lr"])).reshape(-1))
-            at += p.numel()
+            moved = local_part(self._moved(p, delta, check_lr(group["lr"])))
+            flat[at : at + moved.numel()].copy_(moved.reshape(-1))
+            at += moved.numel()
         return flat, dtype
 
     def _moved(self, p: Tensor, delta: str, lr: float) -> Tensor:
@@ -123,6 +131,10 @@ class LocalRound(SavedOptimizer):
     def _clip_round(self, flat: Tensor) -> Tensor:
         """Hook: PR clips the update here."""
         return flat
+
+
+def _is_finite(flat: Tensor) -> bool:
+    return bool(torch.isfinite(flat).all())
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import profiler as _profiler
 from torch.optim import Optimizer
 
-from . import library
+from . import library, sharding
 from .backends import cpu, cuda, read_number, reference, select_update
 from .backends.layout import as_real
 from .backends.types import CLIPPED, COEF, NORM, Backend, Hyper, Norm, StepInputs
@@ -99,6 +99,7 @@ class FatClipOptimizer(LocalRound):
             raise ValueError(f"fused=True needs the native extension: {cpu.REASON}")
         self.nonfinite = nonfinite
         self.fused = fused
+        self._zero = sharding.find_zero()
         defaults = {
             "lr": lr,
             "lam": self._start_record(lam),
@@ -135,6 +136,7 @@ class FatClipOptimizer(LocalRound):
                 raise RuntimeError(f"fused=True needs parameters with memory, got {describe(p)}")
         super().add_param_group(group)
         self._are_inference |= any(p.is_inference() for p in self.param_groups[-1]["params"])
+        self._shards = sharding.find_shards(self.param_groups, self._zero)
         if self._in_round:
             for p in self.param_groups[-1]["params"]:
                 self.state[p]["round_start"] = p.detach().clone()
@@ -161,7 +163,7 @@ class FatClipOptimizer(LocalRound):
                 loss = closure()
         if not torch.compiler.is_compiling():
             self._step_eager()
-        elif (self._is_followed and self._clips_steps) or (self._in_round and self._has_tensor_lr()):
+        elif self._is_beyond_a_graph():
             self._step_outside_the_graph_which_cannot_follow_it()
         else:
             with torch.no_grad():
@@ -174,10 +176,10 @@ class FatClipOptimizer(LocalRound):
         if self._warns and not self._in_round:
             self._warns = False
             warnings.warn(_OUTSIDE, stacklevel=4)
-        applied = self._run(inputs)
+        applied = self._run(inputs) if self._shards is None else self._shards.run(self._run, inputs)
         if not applied and self.nonfinite == "raise":
             self._refuse(inputs, self.param_groups)
-        if self._is_followed and self._clips_steps and inputs.params:
+        if self._is_followed and self._clips_steps and (inputs.params or self._shards is not None):
             self._set_lam(self._follow(inputs.lam))
         if not applied:
             return
@@ -262,9 +264,11 @@ class FatClipOptimizer(LocalRound):
             if t is not None and t.shape != p.shape:
                 raise ValueError(f"{self._name_of(p)} has a {what} of shape {tuple(t.shape)}; nothing was changed")
 
-    def _has_tensor_lr(self) -> bool:
-        """Whether lr may change in a round without a graph noticing."""
-        return any(isinstance(group["lr"], Tensor) for group in self.param_groups)
+    def _is_beyond_a_graph(self) -> bool:
+        """Whether a step asks other ranks, shows its norm, or may be one of a round whose lr changes unnoticed."""
+        if self._shards is not None or (self._is_followed and self._clips_steps):
+            return True
+        return self._in_round and any(isinstance(group["lr"], Tensor) for group in self.param_groups)
 
     def _step_traced(self) -> None:
         """The step as operators in a graph: one norm, one update per group."""
@@ -333,7 +337,8 @@ class FatClipPR(FatClipOptimizer):
     def _clip_round(self, flat: Tensor) -> Tensor:
         check_one_lam([group["lam"] for group in self.param_groups])
         lam = read_number(self.param_groups[0]["lam"], check_lam)
-        norm = clip_rows_(as_real(flat).view(1, -1), lam)[0]
+        shards = self._shards
+        norm = clip_rows_(as_real(flat).view(1, -1), lam)[0] if shards is None else shards.clip_(flat, lam)
         is_clipped = torch.isfinite(norm) & (norm > lam)
         self._tally[NORM].copy_(norm)
         self._tally[COEF].copy_(torch.where(is_clipped, lam / norm, 1.0))

@@ -5,6 +5,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from .clip_record import ClipRecord
+from .sharding import Shards, Zero, find_shards
 
 # Keys that another optimizer's state_dict may bring and that must not steer this one.
 _FOREIGN = ("foreach", "fused", "differentiable", "capturable")
@@ -19,6 +20,8 @@ class SavedOptimizer(ClipRecord, Optimizer):
     nonfinite: str
     fused: bool | None
     _in_round = False
+    _zero: Zero | None = None  # set where a ZeroRedundancyOptimizer gave this optimizer one rank's parameters
+    _shards: Shards | None = None  # set where parameters are spread over ranks
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, and the counts and the threshold's state under "clipping"."""
@@ -42,7 +45,7 @@ class SavedOptimizer(ClipRecord, Optimizer):
             group["lam"] = lam
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("nonfinite", "fused", "_tally", "_threshold")}
+        own = {name: getattr(self, name) for name in ("nonfinite", "fused", "_tally", "_threshold", "_zero")}
         return {**super().__getstate__(), **own, "_watchers": [], "_is_followed": self._threshold is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -58,3 +61,4 @@ class SavedOptimizer(ClipRecord, Optimizer):
                 if key not in _FOREIGN:
                     group.setdefault(key, value)
         self._in_round = any("round_start" in s for s in self.state.values())
+        self._shards = find_shards(self.param_groups, self._zero)

@@ -14,6 +14,7 @@ SLOW = [
         "host_cuda",
         "packaging/test_fuzz.py",
         "fatclip_ops/test_compile.py",
+        "fatclip_ops/test_sharding.py",
         "fatclip_ops/test_diagnostics.py",
         "far_device",
         "fatclip_ops/test_optim_process.py",

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHIM = Path(__file__).parents[1] / "support" / "with_torchvision"
 TRAINERS = ("lightning_module.py", "huggingface_trainer.py")
+RANKS = ("fsdp2.py",)  # as torchrun starts them
 
 
 def run(name, *args, cwd):
@@ -20,7 +22,8 @@ def run(name, *args, cwd):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if name in TRAINERS:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SHIM), env.get("PYTHONPATH")]))
-    command = [sys.executable, str(EXAMPLES / name), *args]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKS else []
+    command = [sys.executable, *launcher, str(EXAMPLES / name), *args]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -42,7 +45,7 @@ def needs(*modules):
 
 def test_every_example_has_a_test():
     own = {"own_model.py", "own_transformer.py"}
-    tested = {"synthetic_cauchy.py", "drop_in.py", "adamw_attach.py", "quantile.py", *own, *TRAINERS}
+    tested = {"synthetic_cauchy.py", "drop_in.py", "adamw_attach.py", "quantile.py", *own, *TRAINERS, *RANKS}
     assert {p.name for p in EXAMPLES.glob("*.py")} == tested
 
 
@@ -141,3 +144,17 @@ def test_a_transformer_of_ones_own_learns_a_rule(tmp_path):
     assert "sequential engine (not stacked: its forward pass draws random numbers" in text
     accuracy = numbers(r"accuracy (\S+)", text)
     assert accuracy[-1] > 0.5  # of 80 symbols; the next character follows from the one before it
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_sharded_ranks_clip_and_skip_together(tmp_path):
+    text = printed("fsdp2.py", cwd=tmp_path)
+    seen = [re.findall(rf"rank {rank} +(step.*)", text) for rank in (0, 1)]
+    assert seen[0] == seen[1]
+    norms = numbers(r"gradient norm +(\S+)", "\n".join(seen[0]))
+    assert len(norms) == 4
+    assert 1e8 < norms[1] < math.inf == norms[2], "the huge target was clipped, the infinite one skipped"
+    assert numbers(r"skipped (\d+)", "\n".join(seen[0])) == [0, 0, 1, 1]
+    held = re.findall(r"holds (\d+) of (\d+)", text)
+    assert sum(int(own) for own, _ in held) == int(held[0][1]) == 8 * 64 + 64 + 64 + 1
+    assert all(loss < 0.1 for loss in numbers(r"loss (\S+)", text))

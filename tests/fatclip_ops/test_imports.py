@@ -73,6 +73,7 @@ print(*(set(sys.modules) - before))
     extra = {name.split(".")[0] for name in run(code)}
     assert extra <= {*sys.stdlib_module_names, "torch", "fatclip_ops"}
     assert "numpy" not in extra
+    assert "torch.distributed.tensor" not in run(code), "half a second that only sharded parameters need"
 
 
 def test_it_works_where_numpy_is_absent():
