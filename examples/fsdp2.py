@@ -38,8 +38,16 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+def report(text: str) -> None:
+    """Rank 0 prints the lines of all ranks."""
+    lines = [""] * dist.get_world_size()
+    dist.all_gather_object(lines, text)
+    for rank, line in enumerate(lines if dist.get_rank() == 0 else []):
+        print(f"rank {rank}  {line}")
+
+
 def main() -> None:
-    """Trains for a round; every rank prints what it saw, which is the same."""
+    """Trains for a round and reports what every rank saw, which is the same."""
     dist.init_process_group("gloo")  # "nccl" where every rank has a GPU
     rank = dist.get_rank()
     model = sharded_model()
@@ -53,10 +61,10 @@ def main() -> None:
         opt.step()
         if step in (0, HUGE_AT, INFINITE_AT, STEPS - 1):
             norm = opt.last_norm.item()  # of the whole gradient, before clipping
-            print(f"rank {rank}  step {step:3d}  gradient norm {norm:9.3g}  skipped {opt.skipped}", flush=True)
+            report(f"step {step:3d}  gradient norm {norm:9.3g}  skipped {opt.skipped}")
     update = opt.end_round()  # the whole update, on every rank
     own = sum(p.to_local().numel() for p in model.parameters())
-    print(f"rank {rank}  holds {own} of {update.numel()} numbers  loss {loss.item():.3f}", flush=True)
+    report(f"holds {own} of {update.numel()} numbers  loss {loss.item():.3f}")
     dist.destroy_process_group()
 
 
