@@ -6,6 +6,8 @@ ranks clip by the same factor, and where one rank sees an infinite target all of
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 """
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -46,10 +48,8 @@ def report(text: str) -> None:
         print(f"rank {rank}  {line}")
 
 
-def main() -> None:
+def train(rank: int) -> None:
     """Trains for a round and reports what every rank saw, which is the same."""
-    dist.init_process_group("gloo")  # "nccl" where every rank has a GPU
-    rank = dist.get_rank()
     model = sharded_model()
     opt = FatClipPI(model.parameters(), lr=0.1, lam=1.0, momentum=0.9)
     opt.begin_round()
@@ -65,6 +65,14 @@ def main() -> None:
     update = opt.end_round()  # the whole update, on every rank
     own = sum(p.to_local().numel() for p in model.parameters())
     report(f"holds {own} of {update.numel()} numbers  loss {loss.item():.3f}")
+
+
+def main() -> None:
+    """Joins the other ranks, trains and leaves."""
+    dist.init_process_group("gloo")  # "nccl" where every rank has a GPU
+    train(dist.get_rank())
+    gc.collect()  # sharded modules refer to themselves; torch aborts now and then if they outlive their group
+    dist.barrier()
     dist.destroy_process_group()
 
 
