@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .backends import cuda, read_number, reference
-from .backends.types import Norm, StepInputs
+from .backends import cuda, read_number
+from .backends.types import StepInputs
 from .checks import NONFINITE, check_choice, check_lam, check_parameter, describe
 from .clip_record import ClipRecord
 from .gradients import clip_gradients
 from .optim import FatClipOptimizer
+from .sharding import find_shards
 from .thresholds import Threshold
 
 
@@ -113,12 +114,10 @@ class Attachment(ClipRecord):
         return evaluate
 
     def _clip(self) -> None:
-        inputs = self._gather()
-        if not inputs.grads:
-            nothing = self._tally.new_zeros(())
-            reference.count_step(self._tally, Norm(nothing, nothing), inputs.lam, True)
+        inputs, shards = self._gather(), find_shards(self.optimizer.param_groups)
+        seen = clip_gradients(inputs, shards)
+        if not inputs.grads and shards is None:
             return
-        seen = clip_gradients(inputs)
         decides = self.nonfinite != "propagate" or inputs.found_inf is not None
         applied = bool(seen.applied) if decides else True  # on a device the question synchronizes
         if not applied and self.nonfinite == "raise":

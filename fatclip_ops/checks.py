@@ -184,15 +184,20 @@ def name_parameter(param_groups: list[dict[str, Any]], p: Tensor) -> str:
     return f"a parameter of shape {tuple(p.shape)}"
 
 
-def check_parameter(p: Any, name: str = "params") -> None:
-    """Refuses what would be silently wrong: flat shards of several parameters, and memory that elements share."""
-    if not isinstance(p, Tensor):
-        return  # torch's own message is good
+def check_flat_shard(p: Tensor, name: str) -> None:
+    """Refuses the flat shards of FullyShardedDataParallel, which look like whole parameters."""
     if hasattr(p, "_fsdp_flattened"):
         raise TypeError(
             f"{name} holds a flat shard of FullyShardedDataParallel ({type(p).__name__}), whose norm would be that of "
             "this rank only: use torch.distributed.fsdp.fully_shard"
         )
+
+
+def check_parameter(p: Any, name: str = "params") -> None:
+    """Refuses what would be silently wrong: flat shards of several parameters, and memory that elements share."""
+    if not isinstance(p, Tensor):
+        return  # torch's own message is good
+    check_flat_shard(p, name)
     if is_sharded(p):
         check_shard(p)
     if p.layout is torch.strided and overlaps(p):

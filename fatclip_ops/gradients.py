@@ -12,7 +12,8 @@ from . import library
 from .backends import read_number, reference, select_update
 from .backends.layout import as_real
 from .backends.types import Clipped, Norm, StepInputs
-from .checks import check_inference, check_number, check_parameter, describe
+from .checks import check_flat_shard, check_inference, check_number, check_parameter, describe
+from .sharding import Shards, find_shards
 
 
 def clip_grad_norm_(
@@ -44,13 +45,17 @@ def clip_grad_norm_(
         max_norm = read_number(max_norm, _check_max_norm)
     if norm_type != 2.0:
         return torch.nn.utils.clip_grad_norm_(params, float(max_norm), norm_type, error_if_nonfinite, foreach)
+    shards = find_shards([{"params": params}])
     inputs = StepInputs(max_norm)
-    inputs.grads = [p.grad for p in params if p.grad is not None]
-    if torch.compiler.is_compiling():
+    inputs.params = [p for p in params if p.grad is not None]
+    inputs.grads = [p.grad for p in inputs.params if p.grad is not None]
+    if shards is not None:
+        seen = _clip_outside_the_graph_which_has_no_ranks(inputs, shards)
+    elif torch.compiler.is_compiling():
         with torch.no_grad():
             seen = library.clip_(inputs.grads, max_norm)
     else:
-        seen = clip_gradients(inputs) if inputs.grads else Clipped(0.0, 0.0, 1.0, True)
+        seen = clip_gradients(inputs)
     if error_if_nonfinite and not math.isfinite(seen.mantissa):
         raise RuntimeError(f"the norm of the gradients is {float(seen.norm)}; nothing was changed")
     if isinstance(seen.norm, Tensor):
@@ -70,6 +75,7 @@ def _list_parameters(parameters: Any) -> list[Tensor]:
     for i, p in enumerate(params):
         if not isinstance(p, Tensor):
             raise TypeError(f"parameters[{i}] must be a tensor, got {describe(p)}")
+        check_flat_shard(p, "parameters")
     return params
 
 
@@ -77,14 +83,25 @@ def _check_max_norm(value: Any) -> float:
     return check_number("max_norm", value)
 
 
-def clip_gradients(inputs: StepInputs) -> Clipped:
-    """Clips inputs.grads in place by the kernels of their device, or by plain PyTorch."""
+def clip_gradients(inputs: StepInputs, shards: Shards | None = None) -> Clipped:
+    """Clips inputs.grads in place by the kernels of their device, or by plain PyTorch.
+
+    shards: of the parameters, where they are spread over ranks; then all ranks call this, with or without gradients.
+    """
+    if shards is not None:
+        return shards.clip(clip_gradients, inputs)
     grads = inputs.grads
+    if not grads:
+        return reference.clip_(inputs)
     if any(map(Tensor.is_inference, grads)):
         check_inference("a gradient", True)
     backend = select_update(grads[0])
     seen = None if backend is reference else backend.clip_(inputs)
     return _clip_plainly(inputs) if seen is None else seen
+
+
+# the name is what torch.compile(fullgraph=True) prints
+_clip_outside_the_graph_which_has_no_ranks = torch._disable_dynamo(clip_gradients)  # type: ignore[attr-defined]
 
 
 def _clip_plainly(inputs: StepInputs) -> Clipped:

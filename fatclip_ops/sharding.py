@@ -16,7 +16,7 @@ from torch import Tensor
 from . import library
 from .backends import reference
 from .backends.layout import as_real, bump
-from .backends.types import Norm, StepInputs, scale_pow2
+from .backends.types import Clipped, Norm, StepInputs, scale_pow2
 
 _BELOW_ALL = -1100.0  # an exponent below that of every float64, for norms that are zero
 
@@ -71,19 +71,33 @@ class Shards:
     # ---- a step
 
     def run(self, step: Callable[[StepInputs], bool], inputs: StepInputs) -> bool:
-        """`step` on this rank's parts with the norm of all of them; a GradScaler's inf on one rank counts for all."""
+        """`step` on this rank's parts, with the norm of all of them."""
         with torch.no_grad():
             grads = parts_of_grads(inputs)
-            norm, found = self._agree(inputs.params, grads, inputs.found_inf)
-            buffers = [None if b is None else local_part(b) for b in inputs.buffers]
-            own = inputs.with_tensors([local_part(p) for p in inputs.params], grads, buffers)
-        own.norm = norm
-        if inputs.found_inf is not None:
-            own.found_inf = inputs.found_inf = found
+            own = self._own(inputs, grads)
+            own.grads, own.buffers = grads, [None if b is None else local_part(b) for b in inputs.buffers]
         applied = step(own)
         if applied:
             bump([p for p in inputs.params if is_sharded(p)])
         return applied
+
+    def clip(self, clip: Callable[[StepInputs], Clipped], inputs: StepInputs) -> Clipped:
+        """`clip` on this rank's parts of the gradients, in place, with the norm of all of them."""
+        with torch.no_grad():
+            own = self._own(inputs, parts_of_grads(inputs))
+            # not redistributed ones: a factor times the terms of a Partial sum is the factor times the sum
+            own.grads = [local_part(g) for g in inputs.grads]
+        seen = clip(own)
+        bump([g for g in inputs.grads if is_sharded(g)])
+        return seen
+
+    def _own(self, inputs: StepInputs, grads: list[Tensor]) -> StepInputs:
+        """The same step on this rank's parts of the parameters; a GradScaler's inf on one rank counts for all."""
+        own = inputs.with_tensors([local_part(p) for p in inputs.params], [], [])
+        own.norm, found = self._agree(inputs.params, grads, inputs.found_inf)
+        if inputs.found_inf is not None:
+            own.found_inf = inputs.found_inf = found
+        return own
 
     def norm(self, params: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
         """Value, mantissa and exponent of the norm of all ranks' parts, which belong to these parameters."""
@@ -145,8 +159,8 @@ def find_zero() -> Zero | None:
     return None
 
 
-def find_shards(param_groups: list[dict[str, Any]], zero: Zero | None) -> Shards | None:
-    """The layouts of an optimizer's parameters, or None where each rank has all of them."""
+def find_shards(param_groups: list[dict[str, Any]], zero: Zero | None = None) -> Shards | None:
+    """The layouts of all parameters, or None where each rank has all of them."""
     params = [p for group in param_groups for p in group["params"]]
     return Shards(params, zero) if zero is not None or any(map(is_sharded, params)) else None
 
@@ -163,6 +177,7 @@ def check_shard(p: Any) -> None:
 
 
 def _layout_of(p: Any) -> Layout:
+    check_shard(p)
     return Layout(_groups_of(p.device_mesh), tuple(not placement.is_replicate() for placement in p.placements))
 
 

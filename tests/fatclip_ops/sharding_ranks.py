@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+import sharding_attach as clip
 import sharding_steps as steps
 import sharding_training as training
 import sharding_zero as zero
@@ -29,6 +30,14 @@ FLAT = [
     training.check_grad_scaler,
     training.check_sequence_parallel,
     training.check_refusals,
+    clip.check_clip_grad_norm,
+    clip.check_clip_grad_norm_of_a_rank_with_inf_or_nothing,
+    clip.check_a_partial_gradient_is_clipped_by_the_norm_of_its_sum,
+    clip.check_compiled_clip,
+    clip.check_attach,
+    clip.check_attach_skips_on_all_ranks,
+    clip.check_attach_to_zero,
+    clip.check_refusals_of_a_clip,
     zero.check_zero,
     zero.check_zero_trains_as_one_process,
     zero.check_zero_rounds,
