@@ -73,7 +73,7 @@ def _settings(results: list[CellResult]) -> Table:
 
 
 def _environment(starts: list[dict[str, Any]]) -> Table:
-    keys = [key for key in starts[0] if key != "command"]
+    keys = dict.fromkeys(key for start in starts for key in start if key != "command")
     return Table(
         ["", "value"], [[key, ", ".join(dict.fromkeys(show(start.get(key)) for start in starts))] for key in keys]
     )

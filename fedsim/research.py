@@ -23,7 +23,7 @@ from .models.own import OwnModel
 from .plotting import new_figure, styled
 from .problems import OWN
 from .run import checkpoint, runner
-from .run.cell import State
+from .run.cell import Options, State
 from .run.directory import Request, RunDirectory, identify
 from .run.stop import StopOnSignal
 from .simulation import Simulation
@@ -177,8 +177,8 @@ def _run_in(out: Path, sim: Simulation, watchers: Sequence[Progress]) -> list[di
     request, cells = runner.plan(asked, out, resume=RunDirectory(out).exists(), given=("settings",))
     try:
         with StopOnSignal() as stop:
-            options = runner.Options(command="fedsim.simulate(...)")
-            finished = runner.run(request, cells, out, options, watchers=watchers, stopping=stop, make=lambda _: sim)
+            options = Options(command="fedsim.simulate(...)", watchers=watchers, stopping=stop)
+            finished = runner.run(request, cells, out, options, lambda _: sim)
     except StoppedError:
         raise StoppedError(f"stopped; the same call resumes the run in {out}") from None
     finally:

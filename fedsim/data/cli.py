@@ -9,13 +9,11 @@ from ..errors import StoppedError
 from . import fetch, sets
 from .files import default_root
 
-FETCHING = 0.9  # about this much of the time that a set takes is its fetching
-
 
 def _parser() -> Parser:
     parser = Parser(
         prog="fedsim data",
-        description="Gets, verifies and prepares data sets; `fedsim data show NAME` draws how one is dealt to clients.",
+        description="Gets and verifies data sets; `fedsim data show NAME` draws how one is dealt to clients.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(sets.NAMES)} (default: all)")
     _add_root(parser)
@@ -44,11 +42,11 @@ def _show_parser() -> Parser:
 class _Bar(fetch.FetchProgress):
     """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
 
-    def __init__(self, names: list[str]):
+    def __init__(self, sets: int):
         from tqdm import tqdm
 
         form = "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
-        self.bar = tqdm(total=len(names), disable=None, leave=False, bar_format=form, file=sys.stderr)
+        self.bar = tqdm(total=sets, disable=None, leave=False, bar_format=form, file=sys.stderr)
         self.name = ""
 
     def doing(self, text: str) -> None:
@@ -61,32 +59,20 @@ class _Bar(fetch.FetchProgress):
         self.bar.write(f"fedsim: {text}", file=sys.stderr)
 
 
-def _get_one(name: str, root: Path, bar: _Bar) -> None:
-    data, bar.name = sets.module(name), name
-    bar.doing("verifying")
-    whence = fetch.get(data, name, root, sets.KNOWN, bar)
-    bar.bar.update(FETCHING)
-    bar.doing("preparing")
-    prepare = getattr(data, "prepare", None)
-    detail = f" ({prepare(root)})" if prepare else ""
-    bar.bar.write(f"{name}: verified in {root}, {whence}{detail}", file=sys.stdout)
-    bar.bar.update(1 - FETCHING)
-
-
 def get(names: list[str], root: Path) -> int:
     """Gets every named set; one that fails does not keep the others from being fetched."""
-    wanted = list(dict.fromkeys(names)) or list(sets.NAMES)
-    for name in wanted:
-        sets.module(name)
-    failed, bar = 0, _Bar(wanted)
+    wanted = {name: sets.module(name) for name in names or sets.NAMES}
+    failed, bar = 0, _Bar(len(wanted))
     with bar.bar:
-        for name in wanted:
+        for bar.name, data in wanted.items():
+            bar.doing("verifying")
             try:
-                _get_one(name, root, bar)
+                whence = fetch.get(data, bar.name, root, sets.KNOWN, bar)
+                bar.bar.write(f"{bar.name}: verified in {root}, {whence}", file=sys.stdout)
             except fetch.FetchError as error:
                 failed = 1
                 bar.say(str(error))
-                bar.bar.update(1)
+            bar.bar.update(1)
     return failed
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from .files import Form, Survey, is_local, move_whole, writing
+from .files import MISSING, Form, is_local, move_whole, writing
 
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
 
@@ -92,10 +92,6 @@ def pip_download(package: str, sha256: str, stage: Path, progress: FetchProgress
     return _only(stage, "*.tar.gz")
 
 
-def damaged(surveys: Sequence[Survey]) -> list[str]:
-    return [f"{path} is corrupt ({reason})" for survey in surveys for path, reason in survey.corrupt.items()]
-
-
 def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: FetchProgress) -> str:
     """Puts one whole form of the data set into the root, and returns where it came from.
 
@@ -103,11 +99,12 @@ def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress
     message for every file that is corrupt; such a file is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
-        surveys = [form.survey(root) for form in data.forms(root)]
-        if any(survey.whole for survey in surveys):
+        found = [form.faults(root) for form in data.forms(root)]
+        if not all(found):
             return "already there"
-        for sentence in damaged(surveys):
-            progress.say(sentence)
+        for path, reason in (fault for faults in found for fault in faults.items()):
+            if reason != MISSING:
+                progress.say(f"{path} {reason}")
         reasons = []
         for number, source in enumerate(s for s in data.sources(root) if s.there()):
             folder = stage / str(number)

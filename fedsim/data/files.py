@@ -1,4 +1,4 @@
-"""Files that are whole or not there: checksums, writes under a temporary name, one writer at a time."""
+"""Files that are whole or not there: checksums, a staging folder, one writer at a time."""
 
 import errno
 import fcntl
@@ -8,14 +8,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..atomic import open_file, replace_file
+from ..atomic import open_file
 from ..errors import InputError
 
 CHUNK = 1 << 20
-PARTIAL = ".partial-"  # what a name begins with while its content is not complete
+PARTIAL = ".partial-"  # what the name of a staging folder begins with
+MISSING = "is not in it"
 
 
 def default_root() -> Path:
@@ -24,9 +25,8 @@ def default_root() -> Path:
 
 
 def is_local(error: BaseException) -> bool:
-    """Whether an error is about this machine's disk, so that no other source would fare better."""
-    local = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EEXIST, errno.ENOTDIR)
-    return isinstance(error, OSError) and error.errno in (*local, errno.ENAMETOOLONG, errno.ELOOP)
+    """Whether an error comes from this machine's disk, and not from a source: those have no number of their own."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def md5(path: Path) -> str:
@@ -43,18 +43,16 @@ class Form:
 
     sums: Mapping[str, str]
 
-    def survey(self, root: Path) -> "Survey":
-        """Reads every file; missing and wrong ones are kept apart."""
-        found = Survey()
+    def faults(self, root: Path) -> dict[Path, str]:
+        """Every file that is missing or wrong, with the reason."""
+        found = {}
         for name, expected in self.sums.items():
             try:
                 seen = self._read(root / name)
             except OSError as error:
                 raise InputError(f"{root / name} cannot be read: {error.strerror}") from None
-            if seen is None:
-                found.missing.append(root / name)
-            elif seen != expected:
-                found.corrupt[root / name] = f"md5 is {seen}, expected {expected}"
+            if seen != expected:
+                found[root / name] = MISSING if seen is None else f"is corrupt (md5 is {seen}, expected {expected})"
         return found
 
     def _read(self, path: Path) -> str | None:
@@ -66,27 +64,16 @@ class Form:
         return md5(path) if path.is_file() else None
 
 
-@dataclass
-class Survey:
-    missing: list[Path] = field(default_factory=list)
-    corrupt: dict[Path, str] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> bool:
-        return not self.missing and not self.corrupt
-
-
 def require(root: Path, name: str, *forms: Form) -> Form:
     """The first form that is there and whole; otherwise an error with the damaged file and the command that gets it."""
-    surveys = [form.survey(root) for form in forms]
-    for form, survey in zip(forms, surveys, strict=True):
-        if survey.whole:
+    command = f"`python -m fedsim data {name} --root {root}` gets it"
+    damaged = []
+    for form in forms:
+        faults = form.faults(root)
+        if not faults:
             return form
-    command = f"`python -m fedsim data {name} --root {root}`"
-    for survey in surveys:
-        for path, reason in survey.corrupt.items():
-            raise InputError(f"{path} is corrupt ({reason}); {command} gets it anew")
-    raise InputError(f"there is no {name} in {root}; {command} gets it")
+        damaged += [f"{path} {reason}; {command} anew" for path, reason in faults.items() if reason != MISSING]
+    raise InputError(damaged[0] if damaged else f"there is no {name} in {root}; {command}")
 
 
 def foreign(root: Path, known: frozenset[str]) -> str | None:
@@ -95,19 +82,16 @@ def foreign(root: Path, known: frozenset[str]) -> str | None:
     return names[0] if names and known.isdisjoint(names) else None
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that appears under its name only when it is complete and on the disk."""
+def write_staged(path: Path, data: bytes) -> None:
+    """Writes a file of a staging folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data, path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}"))
+    path.write_bytes(data)
 
 
 def move_whole(stage: Path, root: Path, form: Form) -> None:
     """Moves a complete and verified form out of the staging folder; nothing is moved if one file is wrong."""
-    survey = form.survey(stage)
-    for path, reason in survey.corrupt.items():
-        raise ValueError(f"{path.name} is corrupt ({reason})")
-    if survey.missing:
-        raise ValueError(f"{survey.missing[0].name} is not in it")
+    for path, reason in form.faults(stage).items():
+        raise ValueError(f"{path.name} {reason}")
     for name in form.sums:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(stage / name, root / name)
@@ -126,7 +110,8 @@ def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
                 raise InputError(f"the data folder {root} holds other files ({other}); name a new or an empty folder")
             lock = stack.enter_context(open(open_file(root / ".lock", os.O_RDWR | os.O_CREAT)))
             fcntl.flock(lock, fcntl.LOCK_EX)
-            _sweep(root)
+            for left in root.glob(f"{PARTIAL}*"):
+                shutil.rmtree(left, ignore_errors=True)
             folder = tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True)
             stage = Path(stack.enter_context(folder))
         except OSError as error:
@@ -141,11 +126,3 @@ def _unwritable(root: Path, error: OSError) -> InputError:
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return InputError(f"the data folder {root} is a file where a folder is expected")
     return InputError(f"the data folder {root} cannot be written to: {error.strerror}")
-
-
-def _sweep(root: Path) -> None:
-    for left in [*root.glob(f"{PARTIAL}*"), *root.glob(f"*/{PARTIAL}*")]:
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)

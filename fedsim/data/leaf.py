@@ -23,29 +23,29 @@ def there(root: Path) -> bool:
     return bool(_files(root, "train"))
 
 
-def _client(path: Path, user: str, samples: Any) -> Windows:
-    try:
-        inputs, labels = samples["x"], samples["y"]
-        if len(inputs) != len(labels):
-            raise ValueError(f"{len(inputs)} windows and {len(labels)} labels")
-        if any(len(x) != WINDOW for x in inputs) or any(len(y) != 1 for y in labels):
-            raise ValueError(f"a window must have {WINDOW} characters and a label one")
-        return encode("".join(inputs)).reshape(-1, WINDOW), encode("".join(labels))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is not LEAF's Shakespeare: user {user!r}: {error}") from None
+def _client(samples: Any) -> Windows:
+    inputs, labels = samples["x"], samples["y"]
+    if len(inputs) != len(labels):
+        raise ValueError(f"{len(inputs)} windows and {len(labels)} labels")
+    if any(len(x) != WINDOW for x in inputs) or any(len(y) != 1 for y in labels):
+        raise ValueError(f"a window must have {WINDOW} characters and a label one")
+    return encode("".join(inputs)).reshape(-1, WINDOW), encode("".join(labels))
 
 
 def read(path: Path) -> dict[str, Windows]:
     """The windows of every user of one file."""
+    found: dict[str, Windows] = {}
+    where = ""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         users, data = content["users"], content["user_data"]
-        return {user: _client(path, user, data[user]) for user in users}
-    except InputError:
-        raise
+        for user in users:
+            where = f"user {user!r}: "
+            found[user] = _client(data[user])
     except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         said = f"no key {error}" if isinstance(error, KeyError) else error
-        raise InputError(f"{path} is not LEAF's Shakespeare: {said}") from None
+        raise InputError(f"{path} is not LEAF's Shakespeare: {where}{said}") from None
+    return found
 
 
 def _read_all(paths: list[Path]) -> dict[str, Windows]:

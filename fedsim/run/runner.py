@@ -9,31 +9,15 @@ from typing import Any
 from .. import figures, report
 from ..cells import Cell, CellResult
 from ..engines.memory import check_memory
-from ..errors import RunError
+from ..errors import InputError, RunError
 from ..experiments import find
 from ..experiments.grid import Experiment
 from ..problems import OWN
 from ..simulation import Simulation
 from ..table import Table
-from . import cell as cells_
+from .cell import Options, finished, run_cell
 from .directory import Request, RunDirectory, identify
 from .files import AlteredError
-
-
-@dataclass
-class Options:
-    """How to run: nothing here changes a result; None keeps the experiment's setting."""
-
-    workers: int | None = None
-    data_root: Path | None = None
-    checkpoint_every: int | None = None
-    on_client_error: str | None = None
-    command: str = ""
-
-    def settings(self) -> list[str]:
-        """The settings of a cell that this run replaces."""
-        free = {"workers": self.workers, "on_client_error": self.on_client_error}
-        return [f"{key}={value}" for key, value in free.items() if value is not None]
 
 
 @dataclass
@@ -77,42 +61,30 @@ def run(
     cells: Sequence[Cell],
     out: Path,
     options: Options,
-    *,
-    watchers: Sequence[cells_.Watcher] = (),
-    stopping: Callable[[], bool] = lambda: False,
     make: Callable[[Cell], Simulation] | None = None,
 ) -> Finished:
-    """Runs what is left of the cells and writes table, figure and report; `cells_.StoppedError` when asked to stop."""
+    """Runs what is left of the cells and writes table, figure and report; a StoppedError when asked to stop."""
     experiment = find(request.experiment)
     cells = [replace(cell, config=cell.config.with_settings(options.settings())) for cell in cells]
     directory = RunDirectory(out)
-    make = make or (lambda cell: simulate(cell, options))
+    make = make or (lambda cell: Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root))
     # Made before the directory is: a data set that is missing must leave nothing behind.
     ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
+
+    def take(cell: Cell) -> Simulation:
+        return ready.pop(cell.name, None) or make(cell)
+
     try:
         with directory:
             starts = directory.start(request, cells, options.command)
-            results = [
-                cells_.run_cell(
-                    cell,
-                    directory.cell(cell),
-                    identify(request, [cell]),
-                    experiment.measure,
-                    lambda cell: ready.pop(cell.name, None) or make(cell),
-                    every=options.checkpoint_every,
-                    watchers=watchers,
-                    stopping=stopping,
-                )
-                for cell in cells
-            ]
+            results = []
+            for cell in cells:
+                own = identify(request, [cell])
+                results.append(run_cell(cell, directory.cell(cell), own, experiment.measure, take, options))
             return publish(request, out, results, starts)
     finally:
         for sim in ready.values():
             sim.close()
-
-
-def simulate(cell: Cell, options: Options) -> Simulation:
-    return Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root)
 
 
 def publish(request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]]) -> Finished:
@@ -128,7 +100,7 @@ def rebuild(out: Path) -> Finished:
     """Makes figures and report again from what a finished run left."""
     directory = RunDirectory(out)
     if not directory.exists():
-        raise RunError(f"{out} holds no run")
+        raise InputError(f"report: {out} holds no run")
     request = directory.request()
     cells = request.cells(find(request.experiment))
     directory.check_same(cells)
@@ -137,7 +109,7 @@ def rebuild(out: Path) -> Finished:
     results = []
     for cell in cells:
         try:
-            result = cells_.finished(cell, directory.cell(cell), identify(request, [cell]))
+            result = finished(cell, directory.cell(cell), identify(request, [cell]))
         except AlteredError as error:
             raise RunError(f"{error}; {resume}") from None
         if result is None:

@@ -41,7 +41,7 @@ CASES = {
     "unknown option": (["run", "synthetic-cauchy", "--fast"], "--fast"),
     "no name": (["run"], "NAME"),
     "resume of nothing": (["run", "synthetic-cauchy", "--resume"], "--resume needs --out"),
-    "report of nothing": (["report", "none"], "there is no such directory"),
+    "report of nothing": (["report", "none"], "none holds no run"),
     "data that is not there": (["run", "mnist-alpha-error", "--data-root", "nowhere"], "fedsim data mnist"),
     "a GPU that is not there": (["run", "mnist-alpha-error", "--set", "device=cuda:99"], "device=cuda:99: torch "),
     "a GPU for a few numbers": (["run", "synthetic-cauchy", "--set", "device=cuda"], "quadratic is a few numbers"),

@@ -15,57 +15,18 @@ from fedsim.errors import InputError
 KNOWN = frozenset({"MNIST"})
 
 
-class Stop(BaseException):
-    """Stands for Ctrl-C and everything else that may come at any line."""
-
-
-def stop_at(monkeypatch, module, name):
-    """From now on the function stops the program instead of working."""
-
-    def stop(*_args, **_kwargs):
-        raise Stop
-
-    monkeypatch.setattr(module, name, stop)
-
-
 def visible(folder):
     return sorted(p.name for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
-@pytest.mark.parametrize("before", [None, b"old"])
-def test_a_write_stopped_anywhere_leaves_the_old_content_and_no_rest(step, before, tmp_path, monkeypatch):
-    path = tmp_path / "sub" / "file"
-    if before is not None:
-        put(path, before)
-    with monkeypatch.context() as patch:
-        stop_at(patch, os, step)
-        with pytest.raises(Stop):
-            files.write_whole(path, b"new content")
-    assert visible(tmp_path) == ([] if before is None else ["file"])
-    assert before is None or path.read_bytes() == before
-    files.write_whole(path, b"new content")
-    assert path.read_bytes() == b"new content"
-
-
-def test_a_full_disk_leaves_no_rest(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        files.write_whole(tmp_path / "file", b"x")
-    assert visible(tmp_path) == []
-
-
-def test_a_survey_tells_missing_from_corrupt(tmp_path):
+def test_faults_tell_missing_from_corrupt(tmp_path):
     put(tmp_path / "a" / "good", b"1")
     put(tmp_path / "a" / "bad", b"2")
     form = Form({"a/good": md5(b"1"), "a/bad": md5(b"3"), "a/none": md5(b"4")})
-    survey = form.survey(tmp_path)
-    assert survey.missing == [tmp_path / "a" / "none"]
-    assert list(survey.corrupt) == [tmp_path / "a" / "bad"]
-    assert not survey.whole
+    assert form.faults(tmp_path) == {
+        tmp_path / "a" / "bad": f"is corrupt (md5 is {md5(b'2')}, expected {md5(b'3')})",
+        tmp_path / "a" / "none": files.MISSING,
+    }
 
 
 def test_every_single_changed_byte_and_every_cut_is_noticed(tmp_path):
@@ -75,21 +36,21 @@ def test_every_single_changed_byte_and_every_cut_is_noticed(tmp_path):
     wrong += [data[:i] for i in range(len(data))] + [data + b"\0"]
     for content in wrong:
         put(tmp_path / "f", content)
-        assert list(form.survey(tmp_path).corrupt) == [tmp_path / "f"]
+        assert list(form.faults(tmp_path)) == [tmp_path / "f"]
     put(tmp_path / "f", data)
-    assert form.survey(tmp_path).whole
+    assert not form.faults(tmp_path)
 
 
 def test_a_file_where_a_folder_is_expected_is_named(tmp_path):
     put(tmp_path / "MNIST", b"")
     with pytest.raises(InputError, match=r"MNIST is a file where a folder is expected"):
-        Form({"MNIST/raw/x": "0"}).survey(tmp_path)
+        Form({"MNIST/raw/x": "0"}).faults(tmp_path)
 
 
 def test_a_folder_where_a_file_is_expected_is_named(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(InputError, match=r"x is a folder where a file is expected"):
-        Form({"x": "0"}).survey(tmp_path)
+        Form({"x": "0"}).faults(tmp_path)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
@@ -100,7 +61,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "md5", refuse)
     with pytest.raises(InputError, match=r"x cannot be read: Permission denied"):
-        Form({"x": "0"}).survey(tmp_path)
+        Form({"x": "0"}).faults(tmp_path)
 
 
 def test_a_stage_moves_whole_or_not_at_all(tmp_path):
@@ -120,7 +81,6 @@ def test_a_stage_moves_whole_or_not_at_all(tmp_path):
 
 def test_a_new_writer_removes_what_a_killed_one_left(tmp_path):
     put(tmp_path / f"{files.PARTIAL}1" / "data", b"half")
-    put(tmp_path / "MNIST" / f"{files.PARTIAL}2", b"half")
     with files.writing(tmp_path, KNOWN) as stage:
         assert visible(tmp_path) == [".lock"]
         put(stage / "x", b"1")

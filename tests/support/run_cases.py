@@ -14,6 +14,7 @@ from fedsim.data.dataset import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
 from fedsim.run import checkpoint, journal, runner
+from fedsim.run.cell import Options
 from fedsim.run.directory import Request
 
 LOGISTIC = {
@@ -62,8 +63,8 @@ def run(setting, out, *, resume=False, every=2, watchers=(), stopping=lambda: Fa
         patch.object(runner, "find", SETTINGS.__getitem__),
     ):
         request, cells = runner.plan(Request(setting, "paper", SEEDS[setting], tuple(settings)), out, resume=resume)
-        options = runner.Options(checkpoint_every=every, command="python -m fedsim run")
-        return runner.run(request, cells, out, options, watchers=watchers, stopping=stopping)
+        options = Options(None, None, every, None, "python -m fedsim run", watchers, stopping)
+        return runner.run(request, cells, out, options)
 
 
 def facts(out: Path, table=None) -> dict:
