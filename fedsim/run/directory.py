@@ -20,7 +20,6 @@ from ..experiments.grid import Experiment
 from . import files
 
 FORMAT = 2
-PRESETS = ("quick", "paper")
 CONFIG, ENVIRONMENT, LOCK = "config.json", "environment.json", "lock"
 # What a kill before the first file was in place may have left.
 UNBORN = {LOCK, f"{CONFIG}.tmp"}
@@ -41,10 +40,9 @@ class Request:
         """A request from JSON; a TypeError or ValueError where it is none."""
         words = {key: tuple(map(str.strip, values[key])) for key in ("settings", "only")}
         request = cls(**values | words)
-        if not isinstance(request.experiment, str) or not isinstance(request.seeds, int | None):
-            raise TypeError(f"experiment={request.experiment}, seeds={request.seeds}")
-        if request.preset not in PRESETS:
-            raise ValueError(f"preset={request.preset}")
+        known = isinstance(request.experiment, str) and request.preset in ("quick", "paper")
+        if not known or not isinstance(request.seeds, int | None):
+            raise ValueError(f"request={values}")
         return request
 
     def cells(self, experiment: Experiment) -> list[Cell]:
@@ -80,10 +78,6 @@ class RunDirectory:
             raise InputError(f"--out {self.path} is not empty and holds no run; give an empty or a new directory")
         if self.exists() and not resume:
             raise InputError(f"--out {self.path} already holds a run; resume it with --resume, or give another --out")
-
-    def request(self) -> Request:
-        """What the run in this directory was started with."""
-        return self._saved()[0]
 
     def start(self, request: Request, cells: Sequence[Cell], command: str) -> list[dict[str, Any]]:
         """Writes config.json, or compares it with the run that is already here; notes this start's command.
@@ -134,7 +128,7 @@ class RunDirectory:
             _LOCKS.remove(self._lock)
             os.close(self._lock)
 
-    def _saved(self) -> tuple[Request, dict[str, dict[str, Any]]]:
+    def saved(self) -> tuple[Request, dict[str, dict[str, Any]]]:
         """The request and the settings of every cell, from config.json, whichever run that is of."""
         path = self.path / CONFIG
         data = files.read(path) or b""
@@ -152,7 +146,7 @@ class RunDirectory:
 
     def check_same(self, cells: Sequence[Cell]) -> None:
         """Refuses to resume with other settings than the run was started with, naming the first that differs."""
-        saved = self._saved()[1]
+        saved = self.saved()[1]
         here = {cell.name: _settings(cell) for cell in cells}
         for name in [*saved, *here]:
             if name not in saved or name not in here:

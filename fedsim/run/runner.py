@@ -46,7 +46,7 @@ def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()
     directory = RunDirectory(out)
     directory.check(resume=resume)
     if resume and directory.exists():
-        saved = directory.request()
+        saved, _ = directory.saved()
         if saved.experiment != request.experiment:
             raise RunError(f"{out} holds a run of {saved.experiment}, not of {request.experiment}")
         request = replace(saved, **{key: getattr(request, key) for key in given})
@@ -101,7 +101,7 @@ def rebuild(out: Path) -> Finished:
     directory = RunDirectory(out)
     if not directory.exists():
         raise InputError(f"report: {out} holds no run")
-    request = directory.request()
+    request, _ = directory.saved()
     cells = request.cells(find(request.experiment))
     directory.check_same(cells)
     starts = directory.starts(identify(request, cells))

@@ -259,7 +259,7 @@ def test_the_report_tells_table_command_settings_and_environment(page):
 
 def test_a_run_that_went_on_shows_both_commands(page):
     out, _ = page
-    request = RunDirectory(out).request()
+    request, _ = RunDirectory(out).saved()
     run(request, request.cells(find("synthetic-cauchy")), out, Options(command="python -m fedsim run --resume"))
     text = (out / "report.html").read_text()
     assert text.count("<pre>") == 2
