@@ -103,7 +103,7 @@ def show(args: argparse.Namespace) -> int:
     directory = RunDirectory(args.run)
     if not directory.exists():
         raise InputError(f"suggest {args.run}: this directory holds no run")
-    request = directory.request()
+    request, _ = directory.saved()
     rows, notes = [], []
     for cell in request.cells(find(request.experiment)):
         records = journal.read(directory.cell(cell) / JOURNAL, identify(request, [cell]))
