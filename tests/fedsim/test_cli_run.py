@@ -139,7 +139,9 @@ def test_list_names_every_experiment_and_its_default_preset(capsys):
         "synthetic-cauchy",
         "synthetic-alpha",
         "mnist-alpha-error",
+        "tail-estimators",
         "rates",
+        "control",
     }
 
 
