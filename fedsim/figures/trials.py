@@ -111,7 +111,8 @@ def stability(results: Sequence[CellResult], *, x: str, y: str, panel: str) -> "
         "no rejection: trials that learn": lambda g: np.mean([o.measured["unguarded"] == "learns" for o in g]),
         "last accuracy (%), median": lambda group: 100 * (middle([o.measured for o in group], "last") or 0),
     }
-    across, at, lines = (levels_of(results, axis) for axis in (panel, x, y))
+    across, at = (sorted(levels_of(results, axis), key=float) for axis in (panel, x))
+    lines = levels_of(results, y)
     figure, axes = panels(len(rows), len(across), size=(4.2, 0.55 + 0.35 * len(lines)), share_x=True, share_y=True)
     for (name, value), line in zip(rows.items(), axes, strict=True):
         for ax, level in zip(line, across, strict=True):
