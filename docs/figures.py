@@ -93,8 +93,15 @@ def add(folder: Path, results: Path, name: str | None = None) -> None:
     for cell in grid:
         if (result := finished(cell, directory.cell(cell), identify(request, [cell]))) is not None:
             cells[str(dict(cell.levels))] = pack(experiment, result)
-    starts = directory.starts(identify(request, grid))
-    header = {"experiment": experiment.name, "runs": [*old[0]["runs"], *(s for s in starts if s not in old[0]["runs"])]}
+    # where a run was on this machine is of no use to a reader
+    commands = [
+        s | {"command": s["command"].replace(str(folder), folder.name)}
+        for s in directory.starts(identify(request, grid))
+    ]
+    header = {
+        "experiment": experiment.name,
+        "runs": [*old[0]["runs"], *(s for s in commands if s not in old[0]["runs"])],
+    }
     data = b"".join(map(encode, [header, *cells.values()]))
     results.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)
