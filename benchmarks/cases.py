@@ -31,6 +31,7 @@ class Case:
     elements: int
     sides: dict[str, Side] = field(default_factory=dict)  # the first is ours
     goal: str = ""
+    tolerance: float = 1e-5  # relative, of all sides
 
 
 def lstm_shapes() -> list[tuple[int, ...]]:

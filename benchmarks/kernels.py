@@ -57,7 +57,7 @@ def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
 
 def line(row: dict[str, Any]) -> str:
     return (
-        f"{row['operation']:18s} {row['size']:56s} {row['microseconds']:10,.1f} {row['ratio']:7.2f}x"
+        f"{row['operation']:28s} {row['size']:56s} {row['microseconds']:10,.1f} {row['ratio']:7.2f}x"
         f" {row['against']:12s} {row['goal']:8s} {_naive(row):>8s}"
     )
 
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     print(fc.show_config(), end="\n\n")
     print("Ratio: time of torch's fastest way / ours, median of interleaved rounds; every side first shown to agree.")
-    head = f"{'operation':18s} {'size':56s} {'ours, us':>10s} {'ratio':>8s} {'against':12s} {'goal':8s} {'naive':>8s}"
+    head = f"{'operation':28s} {'size':56s} {'ours, us':>10s} {'ratio':>8s} {'against':12s} {'goal':8s} {'naive':>8s}"
     print(head, "-" * len(head), sep="\n")
     result: dict[str, Any] = {"machine": machine(), "threads": args.threads, "rows": []}
     for make in all_cases(not args.no_compile):

@@ -19,7 +19,7 @@ def prove_equal(case: Case) -> float:
     for other in others:
         for a, b in zip(ours, other, strict=True):
             worst = max(worst, ((a - b).abs().max() / b.abs().max()).item())
-    if not worst < 1e-5:
+    if not worst < case.tolerance:
         raise AssertionError(f"{case.op} {case.size}: results differ by {worst:.1e}, relative; timing means nothing")
     return worst
 

@@ -53,6 +53,9 @@ Tally* as_tally(py::handle vector) {
   return vector.is_none() ? nullptr : reinterpret_cast<Tally*>(read_vector(vector, kTallyDoubles));
 }
 
+// A clip of fewer elements takes less time than it takes to wake another thread, which has nothing to do before.
+constexpr int64_t kAlone = int64_t(1) << 18;
+
 // Clips all tensors as one vector, in place: the norm (unless `known` gives it), then the scale where the norm of the
 // unscaled tensors is finite and above lam, unless `forced_skip` forbids it. Adds the step to `tally`, unless that is
 // None; returns the norm, its mantissa, the factor and whether a step is to be applied.
@@ -61,7 +64,6 @@ py::object py_clip(Args a) {
   const py::list tensors = a.list(0);
   const double lam = a.number(1), inv_scale = a.number(2);
   const bool skip_nonfinite = a.flag(3), forced_skip = a.flag(4), given = !a.object(5).is_none();
-  const int threads = a.integer(7);
   thread_local std::vector<Span> spans;
   thread_local Ranges written;
   written.clear();
@@ -76,6 +78,7 @@ py::object py_clip(Args a) {
   }
   if (!written.disjoint()) return py::none();
   Tally* tally = as_tally(a.object(6));
+  const int threads = elements < kAlone ? 1 : a.integer(7);
   Norm norm = given ? as_norm(a.object(5)) : Norm{};
   {
     MaybeReleaseGil gil(elements);

@@ -31,8 +31,11 @@ from fatclip_ops import (  # noqa: E402
     FatClipPI,
     FatClipPR,
     FatClipServer,
+    Quantile,
+    attach,
     batched_clipped_sgd_,
     clip_and_aggregate,
+    clip_grad_norm_,
     clip_rows_,
     global_norm,
     row_norms,
@@ -177,6 +180,32 @@ def library():
 
         return run
 
+    def gradient(mixed):
+        def run(d):
+            params = [torch.nn.Parameter(t.to(d)) for t in (x, rows)]
+            for p, g in zip(params, (rows, x), strict=True):
+                p.grad = g.to(d, copy=True)
+            if mixed:  # a model on two devices has one norm
+                params.append(torch.nn.Parameter(x[0].clone()))
+                params[-1].grad = rows[0].clone()
+            norm = clip_grad_norm_(params, 3.0)
+            return torch.cat([*(p.grad.reshape(-1).to(d) for p in params), norm.reshape(1).to(d)])
+
+        return run
+
+    def attached(d):
+        p = torch.nn.Parameter(x.to(d, copy=True))
+        opt = torch.optim.AdamW([p], lr=0.1, foreach=False)
+        handle = attach(opt, lam=Quantile(0.5, start=1.0))
+        for step in range(3):
+            p.grad = rows.to(d) * (math.nan if step == 1 else 1.0)
+            opt.step()
+        assert (handle.steps, handle.clipped, handle.skipped) == (3, 2, 1)
+        return torch.cat([p.detach().reshape(-1), torch.as_tensor(handle.lam, device=d).reshape(1)])
+
+    both("clip_grad_norm_", gradient(False))
+    both("clip_grad_norm_, two devices", gradient(True))
+    both("attach", attached)
     both("clip_rows_", clipped)
     both("batched_clipped_sgd_", stepped)
     both("FatClipServer", server)

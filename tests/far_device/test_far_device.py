@@ -63,7 +63,7 @@ def test_what_a_round_tells(lines, name):
 
 def test_the_library_takes_the_pytorch_path(lines):
     found = lines("library")
-    assert len(found) == 8
+    assert len(found) == 11
     for line in found:
         assert line["distance"] < 1e-12, line
         assert line["device"] == "far:0", line
