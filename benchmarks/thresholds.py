@@ -37,7 +37,8 @@ TITLES = {
 }
 FACTORS = {"lam right": 1.0, "lam / 10": 0.1, "lam x 10": 10.0}
 QUANTILES = {f"quantile {q}": f"quantile:{q}" for q in (0.5, 0.8, 0.95)}
-THRESHOLDS = ("no clipping", *FACTORS, *QUANTILES)
+STARTED = {f"{name} from lam": f"{text}:" for name, text in list(QUANTILES.items())[:2]}
+THRESHOLDS = ("no clipping", *FACTORS, *QUANTILES, *STARTED)
 PILOT_SEED, PILOT_ROUNDS, TAIL = 1000, 5, 30  # TAIL: E1's final loss is the mean over the last rounds
 
 
@@ -55,6 +56,8 @@ def find_right(problem: str) -> float:
 def run(problem: str, threshold: str, seed: int, right: float) -> dict[str, Any]:
     """One run as a line of the record."""
     lam: Any = QUANTILES.get(threshold) or FACTORS.get(threshold, math.inf) * right
+    if threshold in STARTED:
+        lam = f"{STARTED[threshold]}{right:g}"
     algorithm = "fedavg" if threshold == "no clipping" else "fatclip-pi"
     config = Config.from_dict({**PROBLEMS[problem], "algorithm": algorithm, "lam": lam, "seed": seed})
     with Simulation(config) as simulation:
@@ -104,9 +107,11 @@ def draw(lines: list[dict[str, Any]]) -> None:
             ax = figure.add_subplot(1, len(found), number + 1)
             for i, threshold in enumerate(THRESHOLDS):
                 own = [line for line in lines if (line["problem"], line["threshold"]) == (problem, threshold)]
-                ax.plot([i] * len(own), [line["final"] for line in own], "o", markersize=4, color=COLOURS[i])
+                ax.plot(
+                    [i] * len(own), [line["final"] for line in own], "o", markersize=4, color=COLOURS[i % len(COLOURS)]
+                )
                 if own:
-                    ax.plot([i - 0.3, i + 0.3], [median(own, "final")] * 2, color=COLOURS[i])
+                    ax.plot([i - 0.3, i + 0.3], [median(own, "final")] * 2, color=COLOURS[i % len(COLOURS)])
             ax.set_xticks(range(len(THRESHOLDS)), THRESHOLDS, rotation=60, ha="right")
             ax.set(ylabel=TITLES[problem], yscale="log" if problem == "e1" else "linear")
         figure.savefig(FIGURE, dpi=110, metadata={"Software": None})

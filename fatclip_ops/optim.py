@@ -42,6 +42,7 @@ _torch_module = sys.modules[Optimizer.__module__]
 # Empty unless a hook was registered for all optimizers.
 _GLOBAL_PRE_HOOKS = getattr(_torch_module, "_global_optimizer_pre_hooks", {"unknown": None})
 _GLOBAL_POST_HOOKS = getattr(_torch_module, "_global_optimizer_post_hooks", {})
+_is_compiling = torch.compiler.is_compiling
 _OUTSIDE = (
     "FatClipPR.step() outside of a round clips nothing. Before the local steps: opt.begin_round(). After them: "
     "delta = opt.end_round()."
@@ -150,7 +151,7 @@ class FatClipOptimizer(LocalRound):
             return self._observed_step(closure)
         if _GLOBAL_PRE_HOOKS or _GLOBAL_POST_HOOKS:
             return self._observed_step(closure)
-        return self._step(closure)
+        return self._step_eager() if closure is None and not _is_compiling() else self._step(closure)
 
     # torch wraps the step() of every optimizer class for hooks and profiler, which costs more than a small step itself;
     # this mark says that step() does it itself.
@@ -161,7 +162,7 @@ class FatClipOptimizer(LocalRound):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not torch.compiler.is_compiling():
+        if not _is_compiling():
             self._step_eager()
         elif self._is_beyond_a_graph():
             self._step_outside_the_graph_which_cannot_follow_it()
@@ -172,10 +173,12 @@ class FatClipOptimizer(LocalRound):
 
     def _step_eager(self) -> None:
         inputs = self._gather()
-        folds = self._folds() if self._in_round else []
-        if self._warns and not self._in_round:
+        in_round = self._in_round
+        if in_round:
+            folds = self._folds()
+        elif self._warns:
             self._warns = False
-            warnings.warn(_OUTSIDE, stacklevel=4)
+            warnings.warn(_OUTSIDE, stacklevel=3)
         applied = self._run(inputs) if self._shards is None else self._shards.run(self._run, inputs)
         if not applied and self.nonfinite == "raise":
             self._refuse(inputs, self.param_groups)
@@ -183,7 +186,7 @@ class FatClipOptimizer(LocalRound):
             self._set_lam(self._follow(inputs.lam))
         if not applied:
             return
-        if self._in_round:
+        if in_round:
             for p, changes in folds:
                 self.state[p].update(changes)
             self._sum_gradients(inputs.scale)

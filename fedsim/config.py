@@ -46,7 +46,7 @@ FLOATS: dict[str, Rule] = {
     "noise_alpha": (lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
     "noise_scale": (lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
 }
-_QUANTILE: Rule = (lambda v: 0 < v < 1, "quantile: and a number between 0 and 1, such as quantile:0.8")
+_QUANTILE: Rule = (bool, "quantile:Q or quantile:Q:START with Q between 0 and 1 and START above 0")
 MEANING = {
     "problem": "data set and model",
     "algorithm": "what clients and server do",
@@ -58,7 +58,7 @@ MEANING = {
     "batch": "samples per local step",
     "eta_l": "the clients' rate",
     "eta": "the server's rate: the factor in front of reduce(delta)",
-    "lam": "clipping threshold",
+    "lam": "clipping threshold; quantile:0.8 follows that quantile of the norms, quantile:0.8:3 from 3",
     "delta": "what a client's update is: a sum of gradients, or x_t - x",
     "reduce": "how the server combines updates",
     "partition": "how samples are dealt to clients",
@@ -105,7 +105,7 @@ class Config:
     batch: int = 64
     eta_l: float = 0.1
     eta: float = 1.0
-    lam: float | str = math.inf  # "quantile:0.8" follows that quantile of the norms, round by round
+    lam: float | str = math.inf
     delta: str = "displacement"
     reduce: str = "mean"
     partition: str = "iid"
@@ -196,7 +196,7 @@ class Config:
 
     def new_threshold(self) -> Quantile | None:
         """What lam follows, if it does."""
-        return Quantile(float(self.lam.partition(":")[2])) if isinstance(self.lam, str) else None
+        return _quantile(self.lam) if isinstance(self.lam, str) else None
 
     @property
     def participating(self) -> int:
@@ -271,8 +271,8 @@ def _checked(key: str, value: Any) -> Any:
     if key in OPTIONAL and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     if key == "lam" and isinstance(value, str) and value.startswith("quantile:"):
-        q = _number(key, value, lambda text: float(text.partition(":")[2]), _QUANTILE, False)
-        return f"quantile:{q:g}"
+        found = _number(key, value, _quantile, _QUANTILE, False)
+        return f"quantile:{found.q:g}" + (f":{found.start:g}" if found.start else "")
     if key in INTEGERS:
         return _number(key, value, _integer, INTEGERS[key], key in OPTIONAL)
     if key in FLOATS:
@@ -297,6 +297,11 @@ def _number(key: str, value: Any, read: Callable[[Any], Any], rule: Rule, option
     if not good:
         raise InputError(f"{key}={value} must be {right}{' (or none)' if optional else ''}")
     return number
+
+
+def _quantile(text: str) -> Quantile:
+    """The threshold of "quantile:Q" or "quantile:Q:START"."""
+    return Quantile(*map(float, text.split(":")[1:3])) if text.count(":") < 3 else Quantile(math.nan)
 
 
 def _integer(value: Any) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from optim_cases import each_pi, give, gradients, parameters
 
-from fatclip_ops import FatClipPI, FatClipPR, History, Quantile
+from fatclip_ops import FatClipPI, FatClipPR, History, Quantile, attach
 
 
 def run(opt, w, scales):
@@ -53,6 +53,16 @@ def test_of_pr_it_keeps_rounds():
         run(opt, w, (1.0, 1.0))
         opt.end_round()
     assert (history.norms, history.coefs) == ([10.0, 10.0], [0.5, 0.5])
+
+
+def test_of_an_attached_optimizer_it_keeps_steps():
+    w = torch.nn.Parameter(torch.zeros(2))
+    opt = torch.optim.AdamW([w], lr=0.1)
+    history = History(attach(opt, lam=Quantile(0.5)), 10)
+    run(opt, w, (1.0, 10.0, math.nan))
+    assert history.norms[:2] == [5.0, 50.0]
+    assert history.coefs == [1.0, 0.1, 0.0]
+    assert history.lams[:2] == [math.inf, 5.0]
 
 
 def test_copies_and_saves_go_without_it():

@@ -91,7 +91,19 @@ def test_every_seed_has_a_threshold_of_its_own(algorithm, engine):
     assert torch.equal(together.x, torch.cat([s.x for s in alone]))
 
 
-@pytest.mark.parametrize("wrong", ["quantile:", "quantile:1", "quantile:0", "quantile:nan", "quantile:x", "quantile"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "quantile:",
+        "quantile:1",
+        "quantile:0",
+        "quantile:nan",
+        "quantile:x",
+        "quantile",
+        "quantile:0.5:0",
+        "quantile:0.5:1:1",
+    ],
+)
 def test_wrong_quantiles_are_refused(wrong):
     with pytest.raises(InputError, match=f"lam={wrong} must be"):
         Config().with_settings([f"lam={wrong}"])
@@ -101,3 +113,6 @@ def test_the_setting_survives_json():
     config = Config().with_settings(["lam=quantile:0.80"])
     assert config.lam == "quantile:0.8"
     assert Config.from_dict(config.to_dict()) == config
+    config = Config().with_settings(["lam=quantile:0.8:3.0"])
+    assert config.lam == "quantile:0.8:3"
+    assert config.new_threshold().state_dict() == Quantile(0.8, start=3.0).state_dict()
