@@ -53,11 +53,15 @@ def dispatch(arguments: list[str]) -> int:
 
         run.epilog, run.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     args = top.parse_args(arguments)
+    if args.word == "sweep":
+        args.word, args.name = "run", " ".join(["sweep", args.name, *args.grid])
     if args.word == "run":
         args.name = check_experiment(args.name)
         from .run.command import run_experiment
 
         return run_experiment(args, arguments)
+    if args.word in ("compare", "export"):
+        return show_runs(args)
     return rebuild_report(args.out) if args.word == "report" else list_experiments()
 
 
@@ -71,8 +75,17 @@ def make_parser() -> tuple[Parser, argparse.ArgumentParser]:
     words.add_parser("suggest", help="lam and rates from the journal of a pilot (suggest --help)", add_help=False)
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
     report.add_argument("out", metavar="DIR", type=Path)
+    compare = words.add_parser("compare", help="curves of runs over each other, and what differs")
+    compare.add_argument("outs", metavar="DIR", type=Path, nargs="+")
+    compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
+    export = words.add_parser("export", help="the rounds of a run as CSV")
+    export.add_argument("outs", metavar="DIR", type=Path, nargs=1)
+    export.add_argument("--csv", type=Path, required=True, metavar="FILE")
     run = words.add_parser("run", help="run an experiment")
     add_run_options(run)
+    sweep = words.add_parser("sweep", help="run an experiment over a grid of settings")
+    add_run_options(sweep)
+    sweep.add_argument("grid", nargs="+", metavar="KEY=V,V", help="a setting and its values")
     return top, run
 
 
@@ -110,6 +123,16 @@ def list_experiments() -> int:
         preset = known.default
         rows.append([known.name, known.code, preset, len(known.cells(preset, 1)), known.seeds[preset], known.title])
     print(Table(["name", "paper", "default preset", "cells", "seeds", "what"], rows).text())
+    return 0
+
+
+def show_runs(args: argparse.Namespace) -> int:
+    from .run.compare import compare, export
+
+    if args.word == "export":
+        print(f"{args.csv}: {export(args.outs[0], args.csv)} rounds")
+    else:
+        print(compare(args.outs, args.figure).text() + f"\n\npng   {args.figure}.png")
     return 0
 
 

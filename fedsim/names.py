@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .errors import InputError
 
+SWEEP = "sweep "
 NAMES = (
     "synthetic-cauchy",
     "synthetic-alpha",
@@ -21,7 +22,13 @@ NAMES = (
 
 
 def check_experiment(name: str) -> str:
-    """A name of the list, a file with an EXPERIMENT as its absolute path, or "package.module:EXPERIMENT"."""
+    """A name of the list, a file with an EXPERIMENT as its absolute path, or "package.module:EXPERIMENT".
+
+    "sweep NAME key=value,value ..." is the experiment NAME over a grid of settings.
+    """
+    if name.startswith(SWEEP):
+        _, base, *grid = name.split()
+        return " ".join([SWEEP.strip(), check_experiment(base), *grid])
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise InputError(f"there is no file {name}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import InputError
-from ..names import NAMES, check_experiment
+from ..names import NAMES, SWEEP, check_experiment
 from .grid import Axis, Experiment, axis
 
 __all__ = ["NAMES", "Axis", "Experiment", "axis", "find"]
@@ -21,6 +21,10 @@ def find(name: str) -> Experiment:
     if name == "own":
         return _experiment(name, importlib.import_module(f"{__name__}.own"), "EXPERIMENT")
     name = check_experiment(name)
+    if name.startswith(SWEEP):
+        _, base, *grid = name.split()
+        made: Experiment = importlib.import_module(f"{__name__}.sweep").make_sweep(find(base), grid)
+        return made
     if name in NAMES:
         return _experiment(name, importlib.import_module(f"{__name__}.{name.replace('-', '_')}"), "EXPERIMENT")
     module, _, attribute = (name, "", "EXPERIMENT") if name.endswith(".py") else name.partition(":")

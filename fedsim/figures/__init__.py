@@ -10,6 +10,7 @@ from . import page
 from .curves import curves, histories
 from .noise import alpha_errors, histograms, tail_indexes
 from .rates import lines, slope, slopes
+from .sweeps import overlay, sweep
 from .trials import failures, outcomes, stability
 
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "histories",
     "lines",
     "outcomes",
+    "overlay",
     "save",
     "slope",
     "slopes",
     "stability",
+    "sweep",
     "tail_indexes",
 ]
 
