@@ -8,7 +8,7 @@ import numpy as np
 
 from ..cells import CellResult, levels_of, select
 from ..plotting import style_of
-from .page import count_rounds, legend_below, panels
+from .page import count_rounds, legend_below, panels, plain_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +69,8 @@ def _maps(maps: dict[Any, np.ndarray], swept: Sequence[str], at: Sequence[Sequen
     for ax, (group, values) in zip(axes, maps.items(), strict=True):
         drawn = ax.imshow(values, norm=scale, cmap="cividis", aspect="auto", origin="lower")
         for (i, j), value in np.ndenumerate(values):
-            ax.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=7, color="w")
+            ink = "k" if np.isfinite(value) and scale(value) > 0.6 else "w"
+            ax.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink)
         ax.set_title(", ".join(group))
         ax.set_xticks(range(len(at[1])), at[1])
         ax.set_yticks(range(len(at[0])), at[0])
@@ -82,13 +83,16 @@ def _maps(maps: dict[Any, np.ndarray], swept: Sequence[str], at: Sequence[Sequen
 
 def overlay(histories: Mapping[str, Sequence[dict[str, Any]]], keys: Sequence[str]) -> "Figure":
     """The curves of several runs over each other, one panel per key of the histories."""
-    figure, [axes] = panels(1, len(keys), size=(3.6, 3.0))
+    figure, [axes] = panels(1, len(keys), size=(5.0, 3.0 + 0.2 * len(histories)))
     for ax, key in zip(axes, keys, strict=True):
         for number, (name, rows) in enumerate(histories.items()):
             known = [(row["round"], row[key]) for row in rows if row.get(key) is not None]
-            style = style_of(name, number) | {"marker": ""}
-            ax.plot(*zip(*known, strict=True), **style, label=name) if known else None
+            if known:
+                style: dict[str, Any] = {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number % 3]}
+                ax.plot(*zip(*known, strict=True), **style, label=name)
         ax.set_ylabel(key)
+        if key == "loss":
+            plain_log(ax)
         count_rounds(ax)
     legend_below(figure, axes)
     return figure

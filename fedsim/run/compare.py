@@ -25,7 +25,7 @@ def journals(out: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:
     directory = RunDirectory(out)
     if not directory.exists():
         raise InputError(f"{out} holds no run")
-    request = directory.request()
+    request, _ = directory.saved()
     cells = request.cells(find(request.experiment))
     found = [(cell, read(directory.cell(cell) / JOURNAL, identify(request, [cell]))) for cell in cells]
     if not any(records for _, records in found):
