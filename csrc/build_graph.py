@@ -37,7 +37,7 @@ class Module(NamedTuple):
 
 MODULES = {
     "fatclip_ops._native": Module(
-        ("cpu/*.cpp", "python/tensor.cpp", "python/older_libraries.cpp", "python/cpu_module.cpp"),
+        ("cpu/*.cpp", "python/tensor.cpp", "python/older_libraries.cpp", "python/cpu_*.cpp"),
         {"cpu/kernels.cpp": "kernels"},
         tuple(ISAS),
         "native extension was",

@@ -1,4 +1,4 @@
-"""Server steps of float16 models: an update may be finite and still out of the model's range, which ends at 65,504."""
+"""The aggregate of a server; of a float16 model a finite update may be out of range, which ends at 65,504."""
 
 from array import array
 from collections.abc import Callable
@@ -7,14 +7,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backends.types import AggregateResult, PendingResult, Pieces, Rows
+from .backends import reference
+from .backends.types import AggregateResult, Backend, PendingResult, Pieces, Rows
 from .results import ServerResult
 
 Move = Callable[[list[Tensor], Tensor | None], AggregateResult | PendingResult]
 
 
+def has_float16(tensors: list[Tensor]) -> bool:
+    return any(t.dtype is torch.float16 for t in tensors)
+
+
+def aggregate_rows(
+    backend: Backend,
+    rows: Rows,
+    targets: list[Tensor],
+    lam: Any,
+    weights: Tensor | None,
+    mean: bool,
+    strict: bool,
+    subtract: bool,
+    scale: Any,
+) -> AggregateResult | PendingResult:
+    """An aggregate of rows by a backend, or by the reference where that refuses; float16 models stay in range."""
+
+    def move(targets: list[Tensor], weights: Tensor | None) -> AggregateResult | PendingResult:
+        how = (rows, targets, lam, weights, mean, strict, subtract, scale)
+        result = backend.aggregate(*how)
+        return reference.aggregate(*how) if result is None else result
+
+    if has_float16(targets) and subtract:
+        return _move_narrow(targets, rows, weights, strict, move)
+    return move(targets, weights)
+
+
 @torch.no_grad()
-def move_narrow(params: list[Tensor], rows: Rows, weights: Tensor | None, strict: bool, move: Move) -> AggregateResult:
+def _move_narrow(params: list[Tensor], rows: Rows, weights: Tensor | None, strict: bool, move: Move) -> AggregateResult:
     """A step that never leaves inf in the model: clients whose clipped update is out of range are rejected.
 
     The step is computed in float64 and stored once it is known to fit. Where the rest of the clients are out of range

@@ -27,19 +27,19 @@ def read_updates(deltas: Any, params: list[Tensor]) -> Rows:
         return matrix
     if not isinstance(deltas, Iterable) or isinstance(deltas, (str, bytes, dict)):
         raise TypeError(f"deltas must be a matrix or a sequence of client updates, got {describe(deltas)}")
-    clients = [_read_update(f"deltas[{i}]", update, params) for i, update in enumerate(deltas)]
+    clients = [read_update(f"deltas[{i}]", update, params) for i, update in enumerate(deltas)]
     if not clients:
         raise ValueError(f"deltas has no clients, got {describe(deltas)}")
     if len({len(pieces) for pieces in clients}) > 1:  # some flat, some in pieces: cut the flat ones
-        clients = [pieces if len(pieces) > 1 else _cut(pieces[0], params, sizes) for pieces in clients]
+        clients = [pieces if len(pieces) > 1 else cut(pieces[0], params, sizes) for pieces in clients]
     return Pieces([piece for pieces in clients for piece in pieces], len(clients[0]))
 
 
-def _cut(flat: Tensor, params: list[Tensor], sizes: list[int]) -> list[Tensor]:
+def cut(flat: Tensor, params: list[Tensor], sizes: list[int]) -> list[Tensor]:
     return [piece.view(p.shape) for piece, p in zip(flat.split(sizes), params, strict=True)]
 
 
-def _read_update(name: str, update: Any, params: list[Tensor]) -> list[Tensor]:
+def read_update(name: str, update: Any, params: list[Tensor]) -> list[Tensor]:
     """One client's update: a flat tensor or array, or one per parameter."""
     if isinstance(update, Tensor) or is_array(update):
         flat, d = _read_tensor(name, update), sum(p.numel() for p in params)
@@ -75,7 +75,7 @@ def read_rows(name: str, value: Any) -> Rows:
     return Pieces(rows, 1)
 
 
-def _are_finite(rows: Rows) -> list[bool]:
+def are_finite(rows: Rows) -> list[bool]:
     """Which clients sent finite updates."""
     if not isinstance(rows, Pieces):
         return torch.isfinite(rows).all(1).tolist()
@@ -124,10 +124,10 @@ def prepare_weights(value: Any, rows: Rows, reduce: str, scale: float = 1.0) -> 
     A broken client may claim a weight of 1e308 and would push all others out of range, so where weights are extreme
     those of the rows that will be rejected anyway are set to zero.
     """
-    w = _read_weights(value, count_rows(rows))
-    if w is None or (w.max() < _SAFE and w[w > 0].min() > 1 / _SAFE):
+    w = None if value is None else read_weights(value, count_rows(rows))
+    if w is None or (is_ordinary(float(w.max())) and is_ordinary(float(w[w > 0].min()))):
         return w, scale
-    kept = [x if ok else 0.0 for x, ok in zip(w.tolist(), _are_finite(rows), strict=True)]
+    kept = [x if ok else 0.0 for x, ok in zip(w.tolist(), are_finite(rows), strict=True)]
     exponent = math.frexp(max(kept))[1]
     if reduce == "sum":  # nearer to 1 by 2**-40 or 2**40: rows at the end of float64 need room; and f must be in range
         exponent -= int(math.copysign(_ROOM, exponent))
@@ -137,10 +137,13 @@ def prepare_weights(value: Any, rows: Rows, reduce: str, scale: float = 1.0) -> 
     return torch.tensor([math.ldexp(x, -exponent) for x in kept], dtype=torch.float64, device="cpu"), scale
 
 
-def _read_weights(value: Any, clients: int) -> Tensor | None:
-    """A float64 vector on the CPU: finite, non-negative, not all zero."""
-    if value is None:
-        return None
+def is_ordinary(weight: float) -> bool:
+    """Whether sums of such weights lose nothing."""
+    return 1 / _SAFE < weight < _SAFE
+
+
+def read_weights(value: Any, clients: int | None = None) -> Tensor:
+    """A float64 vector on the CPU: finite, non-negative, not all zero; one entry per client where that is known."""
     if is_array(value):
         value = tensor_from_array("weights", value)
     if isinstance(value, (set, frozenset, dict, str)):
@@ -156,8 +159,9 @@ def _read_weights(value: Any, clients: int) -> Tensor | None:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(f"weights must be a sequence of numbers, got {describe(value)}") from error
     w = w.to("cpu", torch.float64).contiguous()
-    if w.shape != (clients,):
-        raise ValueError(f"weights must have one entry per client, shape ({clients},), got shape {tuple(w.shape)}")
+    if w.dim() != 1 or w.numel() != (w.numel() if clients is None else clients):
+        wanted = "" if clients is None else f", shape ({clients},)"
+        raise ValueError(f"weights must have one entry per client{wanted}, got shape {tuple(w.shape)}")
     bad = ~((w >= 0) & torch.isfinite(w))
     if bad.any():
         i = int(bad.nonzero()[0])

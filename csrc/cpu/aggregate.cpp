@@ -5,7 +5,6 @@
 // group that was expected wrongly is summed again. Otherwise the norms of a group read it from memory, and the sum
 // reads it again from cache. Each thread keeps to its own columns, so it finds them in its L2. No clipped copy is ever
 // made, and what was expected never shows in the bits.
-#include "rows.h"
 #include "terms.h"
 #include "threads.h"
 
@@ -48,17 +47,6 @@ struct Workspace {
 int64_t plain_group_size(int64_t group, int64_t plain) {
   constexpr int64_t kMost = 64;
   return std::max(group, std::min(kMost, plain / kRowRun * kRowRun));
-}
-
-// Calls body(target, first element, count, column) for the pieces of the targets that hold columns [begin, end).
-template <class Body>
-void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end, Body body) {
-  int64_t base = 0;
-  for (const Target& target : targets) {
-    const int64_t lo = std::max(begin - base, int64_t(0)), hi = std::min(end - base, target.n);
-    if (lo < hi) body(target, lo, hi - lo, base + lo);
-    base += target.n;
-  }
 }
 
 // Rows [first, first + count).
@@ -142,7 +130,7 @@ struct Aggregation {
         if (once) {
           read_run(batch, i, end, b, w.partials.data() + first * columns.count(), acc + column, from);
         } else {
-          add_block(batch, i, end, columns[b], acc + column, from, rows.d);
+          add_block(rows, batch, i, end, columns[b], acc + column, from, rows.d);
         }
       }
       before = acc;
@@ -159,15 +147,6 @@ struct Aggregation {
     for (int r = 0; r < count; ++r) pieces[r] = at(rows, batch.row(begin + r), columns[b]);
     kernels().read_run[rows.dtype](acc, before, pieces, batch.terms() + begin, count, columns[b].n, squares);
     for (int r = 0; r < count; ++r) partials[r * columns.count() + b] = squares[r];
-  }
-
-  // acc = before + rows [begin, end) of a batch, each times its factor.
-  void add_block(const Batch& batch, int64_t begin, int64_t end, const Columns::Block& block, double* acc,
-                 const double* before, int64_t lost) {
-    thread_local std::vector<const void*> pieces;
-    pieces.clear();
-    for (int64_t i = begin; i < end; ++i) pieces.push_back(at(rows, batch.row(i), block));
-    kernels().accumulate[rows.dtype](acc, before, lost, pieces.data(), batch.terms() + begin, end - begin, block.n);
   }
 
   // Norms and factors of a group, by one thread.
@@ -202,26 +181,17 @@ struct Aggregation {
     if (is_summed && !g.is_last) return;
     const bool alone = g.is_first && g.is_last && !is_summed;
     double tile[2 * kBlock];  // a single group needs no running sum
+    const bool applied = result.applied;
+    const Output output{args.targets, args.subtract, args.mean && applied ? mass : 1, applied ? args.scale : 0};
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.begin; b < c.end; ++b) {
       const Columns::Block& block = columns[b];
       double* acc = alone ? tile : w.acc[current].data() + block.column;
       const int64_t lost = alone ? kBlock : rows.d;
-      if (!is_summed) add_block(w.known, 0, w.known.ready(), block, acc, g.is_first ? nullptr : acc, lost);
-      if (g.is_last) finish(block, acc, rows.dtype == kFloat64 ? acc + lost : nullptr);
+      if (!is_summed) add_block(rows, w.known, 0, w.known.ready(), block, acc, g.is_first ? nullptr : acc, lost);
+      if (g.is_last && (result.applied || !args.subtract))
+        write_block(output, block, acc, rows.dtype == kFloat64 ? acc + lost : nullptr);
     }
-  }
-
-  void finish(const Columns::Block& block, const double* acc, const double* lost) const {
-    if (args.subtract && !result.applied) return;
-    const Kernels& k = kernels();
-    const double divisor = args.mean && result.applied ? mass : 1, scale = result.applied ? args.scale : 0;
-    each_target(args.targets, block.column, block.column + block.n,
-                [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
-                  const auto finish = args.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
-                  const int64_t at = column - block.column;
-                  finish(advance(t.data, offset, t.dtype), acc + at, lost ? lost + at : nullptr, n, divisor, scale);
-                });
   }
 };
 

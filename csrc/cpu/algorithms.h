@@ -56,6 +56,13 @@ struct Target {
   DType dtype;
 };
 
+// What to do with the sums of columns.
+struct Output {
+  const std::vector<Target>& targets;
+  bool subtract;  // target -= instead of target =
+  double divisor, scale;
+};
+
 struct AggregateArgs {
   double lam;
   const double* weights;  // one per row, or null
@@ -76,5 +83,25 @@ struct AggregateResult {
 
 // target (-)= scale * reduce_i(c_i D_i), c_i = min(1, lam / ||D_i||), over the rows that are finite.
 AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threads);
+
+// An aggregate of rows that come one at a time; its memory is the caller's.
+struct Stream {
+  int64_t d;
+  DType dtype;
+  std::vector<int64_t> lengths;  // of the pieces of a row
+  double* sums;                  // (d), for float64 rows (2 d): the full runs so far
+  void* held;                    // (kRowRun - 1, d): the rows since then
+  RowTerm terms[kRowRun - 1];    // theirs
+  int waiting;                   // how many they are
+  bool is_first;                 // there is no full run yet: sums hold nothing
+};
+struct StreamedRow {
+  double norm = 0, coef = 0;
+  bool rejected = false, clipped = false;
+};
+// Clips and adds one row in the pieces of s->lengths. A rejected row leaves the stream as it was.
+StreamedRow stream_add(const Rows& row, double lam, double weight, bool narrow_targets, Stream* s, int threads);
+// What aggregate() gives for the rows so far; the stream is used up.
+void stream_finish(Stream* s, const Output& output, int threads);
 
 }  // namespace fatclip

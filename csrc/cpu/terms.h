@@ -1,8 +1,8 @@
-// What each row adds to an aggregate: shared by aggregate.cpp and stream.cpp.
+// What each row adds to an aggregate, and where that goes: shared by aggregate.cpp and stream.cpp.
 #pragma once
 #include <cstring>
 
-#include "algorithms.h"
+#include "rows.h"
 
 namespace fatclip {
 
@@ -69,5 +69,37 @@ class Batch {
   std::vector<RowTerm> terms_;
   int64_t ready_ = 0;
 };
+
+// acc = before + rows [begin, end) of a batch, each times its factor, in a block of columns. For `lost` see kernels.h.
+inline void add_block(const Rows& rows, const Batch& batch, int64_t begin, int64_t end, const Columns::Block& block,
+                      double* acc, const double* before, int64_t lost) {
+  thread_local std::vector<const void*> pieces;
+  pieces.clear();
+  for (int64_t i = begin; i < end; ++i) pieces.push_back(at(rows, batch.row(i), block));
+  kernels().accumulate[rows.dtype](acc, before, lost, pieces.data(), batch.terms() + begin, end - begin, block.n);
+}
+
+// Calls body(target, first element, count, column) for the pieces of the targets that hold columns [begin, end).
+template <class Body>
+void each_target(const std::vector<Target>& targets, int64_t begin, int64_t end, Body body) {
+  int64_t base = 0;
+  for (const Target& target : targets) {
+    const int64_t lo = std::max(begin - base, int64_t(0)), hi = std::min(end - base, target.n);
+    if (lo < hi) body(target, lo, hi - lo, base + lo);
+    base += target.n;
+  }
+}
+
+// A block of columns to its targets; `lost` may be null.
+inline void write_block(const Output& output, const Columns::Block& block, const double* acc, const double* lost) {
+  const Kernels& k = kernels();
+  each_target(output.targets, block.column, block.column + block.n,
+              [&](const Target& t, int64_t offset, int64_t n, int64_t column) {
+                const auto write = output.subtract ? k.subtract[t.dtype] : k.store[t.dtype];
+                const int64_t at = column - block.column;
+                write(advance(t.data, offset, t.dtype), acc + at, lost ? lost + at : nullptr, n, output.divisor,
+                      output.scale);
+              });
+}
 
 }  // namespace fatclip

@@ -9,11 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "../cpu/algorithms.h"
 #include "../cpu/blocks.h"
+#include "cpu_rows.h"
 #include "fast_call.h"
-#include "ranges.h"
-#include "tensor.h"
 
 namespace py = pybind11;
 using namespace fatclip;
@@ -174,14 +172,6 @@ py::object py_sgd_step(Args a) {
 
 // ---- the rows of a matrix
 
-bool read_rows(py::handle matrix, Rows* rows, View* view = nullptr) {
-  View v;
-  if (!read(matrix, &v) || !v.has_rows()) return false;
-  if (view) *view = v;
-  *rows = matrix_rows(v.data, v.shape[0], v.shape[1], v.strides[0], v.dtype);
-  return true;
-}
-
 bool py_row_norms(py::handle matrix, py::handle norms, int threads) {
   Rows rows;
   if (!read_rows(matrix, &rows)) return false;
@@ -215,110 +205,6 @@ bool py_batched_sgd(py::handle x, py::handle g, double lr, double lam, py::handl
   return true;
 }
 
-// Rows in pieces: a list of m * pieces tensors, each in row-major order.
-bool read_pieces(const py::list& tensors, size_t pieces, Rows* rows) {
-  if (!pieces || tensors.empty() || tensors.size() % pieces)
-    throw std::invalid_argument("the tensors do not make up full rows");
-  rows->m = static_cast<int64_t>(tensors.size() / pieces);
-  rows->d = 0;
-  rows->pieces.resize(tensors.size());
-  rows->lengths.resize(pieces);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    View v;
-    if (!read(tensors[i], &v) || !v.row_major()) return false;
-    if (i == 0) rows->dtype = v.dtype;
-    if (i < pieces) {
-      rows->lengths[i] = v.n;
-      rows->d += v.n;
-    }
-    if (v.dtype != rows->dtype || v.n != rows->lengths[i % pieces]) return false;
-    rows->pieces[i] = v.data;
-  }
-  return true;
-}
-
-// The named tuple that `aggregate` returns: norms_and_coefs, rejected, clipped, applied. Python's own constructor would
-// cost a tenth of a small call.
-PyTypeObject* result_type = nullptr;
-
-void register_result(py::handle type) {
-  if (!PyType_Check(type.ptr()) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()), &PyTuple_Type))
-    throw py::type_error("expected a named tuple");
-  result_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
-}
-
-py::object as_result(py::object norms_and_coefs, py::object rejected, const AggregateResult& r) {
-  auto result = py::reinterpret_steal<py::object>(result_type->tp_alloc(result_type, 4));
-  if (!result) throw py::error_already_set();
-  PyTuple_SET_ITEM(result.ptr(), 0, norms_and_coefs.release().ptr());
-  PyTuple_SET_ITEM(result.ptr(), 1, rejected.release().ptr());
-  PyTuple_SET_ITEM(result.ptr(), 2, py::int_(r.clipped).release().ptr());
-  PyTuple_SET_ITEM(result.ptr(), 3, py::bool_(r.applied).release().ptr());
-  return result;
-}
-
-// rows: a matrix, or a pair: all rows' tensors in one list, and how many belong to a row.
-bool read_matrix_or_pieces(py::handle rows, Rows* out) {
-  if (!PyTuple_Check(rows.ptr())) return read_rows(rows, out);
-  if (PyTuple_GET_SIZE(rows.ptr()) != 2) throw py::type_error("expected tensors and how many belong to a row");
-  const Args pair{reinterpret_cast<PyTupleObject*>(rows.ptr())->ob_item};
-  return read_pieces(pair.list(0), static_cast<size_t>(pair.integer(1)), out);
-}
-
-bool touch(const Ranges& written, const Rows& rows, bool is_matrix) {
-  const size_t pieces = rows.lengths.size();
-  if (is_matrix) {
-    const auto *begin = static_cast<const char*>(rows.pieces.front()),
-               *end = static_cast<const char*>(rows.pieces.back());
-    return written.touch(begin, end - begin + rows.d * kSize[rows.dtype]);
-  }
-  for (size_t i = 0; i < rows.pieces.size(); ++i)
-    if (written.touch(rows.pieces[i], rows.lengths[i % pieces] * kSize[rows.dtype])) return true;
-  return false;
-}
-
-// rows, lam, weights, mean, strict, targets, subtract, scale, threads
-py::object py_aggregate(Args a) {
-  const int threads = a.integer(8);
-  const double lam = a.number(1), scale = a.number(7);
-  const bool mean = a.flag(3), strict = a.flag(4), subtract = a.flag(6);
-  const py::handle weights = a.object(2);
-  const py::list targets = a.list(5);
-  Rows rows;
-  if (!read_matrix_or_pieces(a.object(0), &rows)) return py::none();
-  std::vector<Target> outs(targets.size());
-  thread_local Ranges written;
-  written.clear();
-  int64_t covered = 0;
-  for (size_t i = 0; i < outs.size(); ++i) {
-    View v;
-    if (!read_target(PyList_GET_ITEM(targets.ptr(), i), &v) || !v.row_major()) return py::none();
-    if (subtract && v.dtype == kFloat16) return py::none();  // its range is small: Python looks at the result first
-    outs[i] = {v.data, v.n, v.dtype};
-    written.add(v.data, v.bytes());
-    covered += v.n;
-  }
-  if (covered != rows.d || rows.m == 0 || !written.disjoint()) return py::none();
-  if (touch(written, rows, !PyTuple_Check(a.object(0).ptr()))) return py::none();
-  const double* w = weights.is_none() ? nullptr : read_vector(weights, rows.m);
-  const size_t m = static_cast<size_t>(rows.m);
-  auto info = py::reinterpret_steal<py::object>(PyByteArray_FromStringAndSize(nullptr, 2 * m * sizeof(double)));
-  if (!info) throw py::error_already_set();
-  double* norms = reinterpret_cast<double*>(PyByteArray_AS_STRING(info.ptr()));
-  thread_local std::vector<char> mask;
-  mask.resize(m);
-  bool* rejected = reinterpret_cast<bool*>(mask.data());
-  AggregateResult r;
-  {
-    MaybeReleaseGil gil(rows.m * rows.d);
-    r = aggregate(rows, {lam, w, mean, strict, subtract, scale, outs, norms, norms + m, rejected}, threads);
-  }
-  py::tuple bad(r.rejected);
-  for (size_t i = 0, k = 0; r.rejected && i < m; ++i)
-    if (rejected[i]) bad[k++] = i;
-  return as_result(std::move(info), std::move(bad), r);
-}
-
 std::vector<std::string> isas() {
   std::vector<std::string> names;
   for (int i = 0; i < kIsas; ++i)
@@ -340,14 +226,12 @@ PYBIND11_MODULE(_native, m) {
   m.def("isas", &isas);
   m.def("compiler", [] { return std::string(FATCLIP_COMPILER); });
   m.def("register_types", &register_types);
-  m.def("register_result", &register_result);
   m.def("global_norm", &py_global_norm);
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  static PyMethodDef fast[] = {fast_method<py_clip, 8>("clip"),
-                               fast_method<py_sgd_step, 13>("sgd_step"),
-                               fast_method<py_aggregate, 9>("aggregate"),
-                               {}};
+  static PyMethodDef fast[] = {fast_method<py_clip, 8>("clip"), fast_method<py_sgd_step, 13>("sgd_step"), {}};
   add_methods(m, fast);
+  add_aggregate(m);
+  add_stream(m);
 }

@@ -90,6 +90,32 @@ void check_one(Matrix& a, double lam, bool weighted, bool mean, bool subtract, D
   }
 }
 
+// Rows that come one at a time give the bits of all at once, whatever waits in between.
+void check_stream(Matrix& a, double lam, DType target, bool cut, int threads, const Where& where) {
+  const Shape s = a.shape;
+  const Rows rows = cut ? a.pieces() : a.rows();
+  Random random(6);
+  std::vector<double> weights(s.m, 1);
+  for (int64_t r = 1; r < s.m; r += 2) weights[r] = static_cast<double>(random.below(3));
+  Exact none(target, 0), want(target, s.d), got(target, s.d);
+  const Aggregated all = run(rows, lam, weights.data(), true, none, want, false, 1, threads);
+  std::vector<double> sums(s.d * (a.dtype() == kFloat64 ? 2 : 1));
+  Exact held(a.dtype(), (fatclip::kRowRun - 1) * s.d);
+  fatclip::Stream stream{s.d, a.dtype(), rows.lengths, sums.data(), held.data(), {}, 0, true};
+  const int64_t pieces = static_cast<int64_t>(rows.lengths.size());
+  double mass = 0;
+  bool ok = true;
+  for (int64_t r = 0; r < s.m; ++r) {
+    const auto* first = rows.pieces.data() + r * pieces;
+    const Rows row{1, s.d, rows.dtype, {first, first + pieces}, rows.lengths};
+    const fatclip::StreamedRow seen = stream_add(row, lam, weights[r], target != kFloat64, &stream, threads);
+    ok &= seen.coef == all.coefs[r] && (seen.norm == all.norms[r] || std::isnan(seen.norm));
+    mass += seen.rejected ? 0 : weights[r];
+  }
+  stream_finish(&stream, {{{got.data(), s.d, target}}, false, mass > 0 ? mass : 1, mass > 0 ? 1.0 : 0.0}, threads);
+  check(ok && got.same(want) && held.intact(), where);
+}
+
 // A row with nan or inf is left as it is, rejected by the aggregate, and does not touch the others.
 void check_broken_rows(DType t, int threads) {
   Matrix good({23, 8195, 0}, t, kSpread, 3), bad = good;
@@ -106,6 +132,7 @@ void check_broken_rows(DType t, int threads) {
   const Aggregated seen = run(bad.rows(), 3, nullptr, true, zero, got, false, 1, threads);
   check(got.same(want) && seen.rejected == broken && seen.result.applied, where);
   for (int64_t r : broken) check(seen.coefs[r] == 0 && !std::isfinite(seen.norms[r]), where);
+  for (const bool cut : {false, true}) check_stream(bad, 3, t, cut, threads, where);
   Exact kept(got);
   const Aggregated strict = run(bad.rows(), 3, nullptr, true, zero, got, true, 1, threads, true);
   check(got.same(kept) && !strict.result.applied, where);
@@ -153,6 +180,8 @@ void check_aggregate(Matrix& a, double lam, bool large, const Where& where) {
     for (const DType target : {kFloat64, kFloat32})
       check_one(a, weighted ? lam : 0.37 * lam, weighted, mean, subtract, target, where);
   }
+  check_stream(a, lam, kFloat64, false, 3, where);
+  check_stream(a, lam, kFloat32, true, large ? 2 : 1, where);
 }
 
 void check_extremes(DType t) {
