@@ -19,24 +19,16 @@ def has_float16(tensors: list[Tensor]) -> bool:
 
 
 def aggregate_rows(
-    backend: Backend,
-    rows: Rows,
-    targets: list[Tensor],
-    lam: Any,
-    weights: Tensor | None,
-    mean: bool,
-    strict: bool,
-    subtract: bool,
-    scale: Any,
+    backend: Backend, rows: Rows, targets: list[Tensor], lam: Any, weights: Tensor | None, *how: Any
 ) -> AggregateResult | PendingResult:
-    """An aggregate of rows by a backend, or by the reference where that refuses; float16 models stay in range."""
+    """Backend.aggregate(), by the reference where the backend refuses; a float16 model stays in range."""
+    _, strict, subtract, _ = how
 
     def move(targets: list[Tensor], weights: Tensor | None) -> AggregateResult | PendingResult:
-        how = (rows, targets, lam, weights, mean, strict, subtract, scale)
-        result = backend.aggregate(*how)
-        return reference.aggregate(*how) if result is None else result
+        result = backend.aggregate(rows, targets, lam, weights, *how)
+        return reference.aggregate(rows, targets, lam, weights, *how) if result is None else result
 
-    if has_float16(targets) and subtract:
+    if subtract and has_float16(targets):
         return _move_narrow(targets, rows, weights, strict, move)
     return move(targets, weights)
 

@@ -280,6 +280,21 @@ def test_server(device, form, dtype):
     assert "aggregate" in device.calls
 
 
+@pytest.mark.parametrize("form", ["rows", "pieces"])
+def test_updates_added_one_by_one(device, form):
+    shapes, deltas = [(3, 5), (300,)], values(6, 315, seed=4)
+    deltas[1, 2] = math.nan
+    x, y = ([device(torch.ones(s)) for s in shapes] for _ in range(2))
+    rows = as_form(form, device(deltas), shapes)
+    once, stream = (FatClipServer(params, lam=10.0) for params in (x, y))
+    for i, update in enumerate(rows):
+        stream.add(update, i + 1)
+    got, want = stream.finish(), once.step(rows, range(1, 7))
+    assert all(torch.equal(a, b) for a, b in zip(x, y, strict=True))
+    assert (got.rejected, got.norms[0]) == (want.rejected, want.norms[0])
+    assert "aggregate" in device.calls
+
+
 def as_form(form, deltas, shapes):
     if form == "rows":
         return list(deltas)
