@@ -1,6 +1,7 @@
 """`python -m benchmarks kernels`: one table of ratios against torch's own ways, all sides first shown to agree."""
 
 import argparse
+import contextlib
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import torch
 
 import fatclip_ops as fc
 
-from . import cases, clip_cases, timing
+from . import cases, clip_cases, server_cases, timing
 from .reporting import machine, rewrite
 
 
@@ -32,6 +33,7 @@ def all_cases(compile_too: bool) -> Iterator[Callable[[], cases.Case]]:
         yield lambda m=m, d=d: cases.batched_case(m, d, compile_too)
     for m, d in [(100, 7_850), (10, 940_362), (100, 940_362)]:
         yield lambda m=m, d=d: cases.read_case(m, d)
+    yield from server_cases.all_cases()
 
 
 def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
@@ -40,7 +42,8 @@ def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
     ours = names[0]
     if len(names) > 1 and case.sides[ours].state():
         timing.prove_equal(case)
-    times = timing.interleave(case, seconds)
+    with timing.busy_process() if case.beside_busy else contextlib.nullcontext():
+        times = timing.interleave(case, seconds)
     rivals = {n: timing.ratio(times, n, ours) for n in names[1:] if not case.sides[n].naive}
     best = min(rivals, key=rivals.__getitem__)
     naive = [timing.ratio(times, n, ours) for n in names if case.sides[n].naive]

@@ -1,8 +1,11 @@
 """Interleaved timing: every side runs in turn in every round, so that noise on the machine hits all of them."""
 
+import contextlib
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +36,17 @@ def interleave(case: Case, seconds: float) -> dict[str, list[float]]:
         for name, side in case.sides.items():
             times[name].append(_time(side.run, repeats[name]))
     return times
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """Another process that keeps one core busy meanwhile."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def ratio(times: dict[str, list[float]], other: str, ours: str) -> float:

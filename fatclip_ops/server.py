@@ -76,6 +76,7 @@ class FatClipServer:
             check_optimizer(optimizer, self.params)
         self.lr, self.reduce, self.nonfinite, self.optimizer = lr, reduce, nonfinite, optimizer
         self._are_inference = any(p.is_inference() for p in self.params)
+        self._is_simple = not self._are_inference and optimizer is None
         self._lock = threading.RLock()
         self._round: Round | None = None
 
@@ -87,21 +88,22 @@ class FatClipServer:
             `add`, and not kept.
         weights: m non-negative numbers, for example sample counts; None weighs all clients alike.
         """
-        lr, lam, mean, strict = self.lr, self.lam, self.reduce == "mean", self.nonfinite == "raise"
-        if not (type(lr) is type(lam) is float and 0 <= lr < _INF and lam > 0):
-            lr, lam = read_number(lr, check_lr), self._read_lam()
-        if self._round is not None:
-            raise RuntimeError("step() in the middle of a round: finish() or abort() it first")
-        if self._are_inference or self.optimizer is not None:
-            self._check_step(lr)
-        result = None
-        if weights is None and type(deltas) is Tensor and select_update(self.params[0]) is cpu and not self.optimizer:
-            # the common case: the kernels look at sizes and layouts themselves, and refuse what does not fit
-            result = cpu.aggregate(deltas, self.params, lam, None, mean, strict, True, lr)
-        seen = ServerResult(self._step_checked(deltas, weights, lr, lam) if result is None else result)
-        if strict or type(self.lam) is not float:
-            self._settle(seen)
-        return seen
+        lr, lam = self.lr, self.lam
+        if (
+            type(deltas) is Tensor
+            and weights is None
+            and self._is_simple
+            and self._round is None
+            and self.nonfinite == "reject"
+            and type(lr) is type(lam) is float
+            and 0 <= lr < _INF
+            and lam > 0
+            and select_update(self.params[0]) is cpu
+        ):  # the common case: the kernels look at sizes and layouts themselves, and refuse what does not fit
+            result = cpu.aggregate(deltas, self.params, lam, None, self.reduce == "mean", False, True, lr)
+            if result is not None:
+                return ServerResult(result)
+        return self._step_checked(deltas, weights)
 
     def add(self, update: Any, weight: float | Tensor = 1.0) -> None:
         """Clips one client's update and adds it to the round; `finish` then moves the model.
@@ -134,8 +136,7 @@ class FatClipServer:
         with self._lock:
             if self._round is None:
                 raise RuntimeError("finish() without add(): the round has no updates")
-            seen = ServerResult(self._end(self._round))
-            self._settle(seen)
+            seen = self._settle(self._end(self._round))
             self._round = None
             return seen
 
@@ -206,8 +207,12 @@ class FatClipServer:
 
         return self._move(end, lr)
 
-    def _step_checked(self, deltas: Any, weights: Any, lr: Any, lam: Any) -> Result:
+    def _step_checked(self, deltas: Any, weights: Any) -> ServerResult:
         """A step from updates and weights in any form."""
+        if self._round is not None:
+            raise RuntimeError("step() in the middle of a round: finish() or abort() it first")
+        lr, lam = read_number(self.lr, check_lr), self._read_lam()
+        self._check_step(lr)
         for i, p in enumerate(self.params):
             check_floating(f"params[{i}]", p)  # it may have changed since the construction
         if isinstance(deltas, Iterator):
@@ -223,22 +228,20 @@ class FatClipServer:
             scale = factor if on_host else lr * factor
             return aggregate_rows(select_update(self.params[0]), rows, targets, *how, subtract, scale)
 
-        return self._move(aggregate, lr)
+        return self._settle(self._move(aggregate, lr))
 
-    def _step_streamed(self, deltas: Iterator[Any], weights: Tensor | None) -> Result:
+    def _step_streamed(self, deltas: Iterator[Any], weights: Tensor | None) -> ServerResult:
         """A step from an iterator, whose updates are not kept."""
         current, given = self._begin(), None if weights is None else weights.tolist()
         for i, update in enumerate(deltas):
             if given is not None and i == len(given):
-                raise ValueError(f"weights must have one entry per client, got {len(given)} for more")
+                raise ValueError(f"weights must have one entry per client, got {len(given)} for more clients")
             current.add(update, 1.0 if given is None else given[i], False, f"deltas[{i}]")
         if not current.weights:
             raise ValueError("deltas has no clients, got an iterator that yields nothing")
         if given is not None and len(given) != len(current.weights):
-            raise ValueError(
-                f"weights must have one entry per client, shape ({len(current.weights)},), got {len(given)}"
-            )
-        return self._end(current)
+            raise ValueError(f"weights must have one entry per client, got {len(given)} for {len(current.weights)}")
+        return self._settle(self._end(current))
 
     def _move(self, aggregate: Callable[[list[Tensor], bool, Any], Result], lr: Any) -> Result:
         """Moves the model by lr times the aggregate, or lets the optimizer take the step with it."""
@@ -250,9 +253,11 @@ class FatClipServer:
             step_with(self.optimizer, self.params, grads)
         return result
 
-    def _settle(self, seen: ServerResult) -> None:
+    def _settle(self, result: Result) -> ServerResult:
         """What follows a step: the policy on broken clients, and the threshold's next value."""
+        seen = ServerResult(result)
         if self.nonfinite == "raise" and seen.rejected:
             raise ValueError(f"clients {seen.rejected} sent nan or inf (in the model's dtype); the model was not moved")
         if is_threshold(self.lam):
             self.lam.observe(seen.norms)
+        return seen

@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -41,6 +43,38 @@ inline void relax() {
 #endif
 }
 
+int64_t now() {  // nanoseconds
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+thread_local int64_t waited = 0;  // at barriers, beyond a short while
+
+#if defined(_OPENMP)
+// Whether other processes keep the cores busy. Then a part may wait a whole time slice for its partner, many times what
+// the work takes: for a while after that, one thread does it alone. The while is a multiple of what was lost, which
+// doubles each time and is halved by every call that loses nothing, so little is lost beside a busy process, and little
+// speed after a single hiccup.
+class Crowd {
+ public:
+  bool keeps_busy(int64_t at) const { return at < until_.load(std::memory_order_relaxed); }
+  void report(int64_t lost, int64_t total, int64_t at) {
+    constexpr int64_t kLeast = 500'000, kLongest = 200'000'000, kMost = 64;
+    const int64_t times = times_.load(std::memory_order_relaxed);
+    if (lost < kLeast || lost < total / 3) {
+      if (times > 1) times_.store(times / 2, std::memory_order_relaxed);
+      return;
+    }
+    until_.store(at + std::min(kLongest, 2 * times * lost), std::memory_order_relaxed);
+    times_.store(std::min(kMost, 2 * times), std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<int64_t> until_{0}, times_{1};
+};
+Crowd crowd;
+#endif
+
 // Part 0 runs here. The others hold until it is known how many threads there are: some may not be had.
 void run_on_new_threads(int wanted, const Task& task) {
   const FloatMode mode;
@@ -77,21 +111,29 @@ void Barrier::wait(int parts) {
     turn_.store(turn + 1, std::memory_order_release);
     return;
   }
-  for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; ++spins) {
-    if (spins < 2000) {
-      relax();
-    } else {
-      std::this_thread::yield();
-    }
-  }
+  for (int spins = 0; spins < 2000; ++spins, relax())
+    if (turn_.load(std::memory_order_acquire) != turn) return;
+  const int64_t since = now();
+  while (turn_.load(std::memory_order_acquire) == turn) std::this_thread::yield();
+  waited += now() - since;
 }
 
 void run_parallel(int threads, const Task& task) {
 #if defined(_OPENMP)
   if (watching == 0 && !forked) {
+    const int64_t begin = now();
+    if (crowd.keeps_busy(begin)) return task.run(task.context, 0, 1);
     const FloatMode mode;
+    waited = 0;
+    int64_t own_end = begin;
 #pragma omp parallel num_threads(threads)
-    mode.run(task, omp_get_thread_num(), omp_get_num_threads());
+    {
+      const int part = omp_get_thread_num();
+      mode.run(task, part, omp_get_num_threads());
+      if (part == 0) own_end = now();
+    }
+    const int64_t end = now();
+    crowd.report(waited + (end - own_end), end - begin, end);
     return;
   }
 #endif

@@ -4,6 +4,8 @@
 // after a backward pass, so a step finds them ready; a separate pool would compete with them for the cores. In a forked
 // child, where that runtime would hang, and in builds without OpenMP (ThreadSanitizer cannot see into it), threads are
 // started for each call.
+//
+// Where other processes keep the cores busy, a call may run on one thread instead; see Crowd.
 #pragma once
 #include <atomic>
 

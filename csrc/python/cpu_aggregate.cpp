@@ -8,7 +8,13 @@ bool read_rows(py::handle matrix, Rows* rows, View* view) {
   View v;
   if (!read(matrix, &v) || !v.has_rows()) return false;
   if (view) *view = v;
-  *rows = matrix_rows(v.data, v.shape[0], v.shape[1], v.strides[0], v.dtype);
+  rows->m = v.shape[0];
+  rows->d = v.shape[1];
+  rows->dtype = v.dtype;
+  rows->lengths.assign(1, rows->d);
+  rows->pieces.resize(rows->m);
+  for (int64_t i = 0; i < rows->m; ++i)
+    rows->pieces[i] = static_cast<const char*>(v.data) + i * v.strides[0] * kSize[v.dtype];
   return true;
 }
 
@@ -47,6 +53,7 @@ bool read_matrix_or_pieces(py::handle rows, Rows* out) {
 
 bool read_targets(const py::list& targets, bool subtract, int64_t d, std::vector<Target>* outs, Ranges* written) {
   written->clear();
+  outs->clear();
   int64_t covered = 0;
   for (size_t i = 0; i < targets.size(); ++i) {
     View v;
@@ -100,9 +107,9 @@ py::object py_aggregate(Args a) {
   const bool mean = a.flag(3), strict = a.flag(4), subtract = a.flag(6);
   const py::handle weights = a.object(2);
   const py::list targets = a.list(5);
-  Rows rows;
+  thread_local Rows rows;  // like the others, kept for its memory
   if (!read_matrix_or_pieces(a.object(0), &rows)) return py::none();
-  std::vector<Target> outs;
+  thread_local std::vector<Target> outs;
   thread_local Ranges written;
   if (rows.m == 0 || !read_targets(targets, subtract, rows.d, &outs, &written)) return py::none();
   if (touch(written, rows, !PyTuple_Check(a.object(0).ptr()))) return py::none();

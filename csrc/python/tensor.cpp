@@ -29,7 +29,8 @@ constexpr int kIntCode = 0, kFloatCode = 2, kBfloatCode = 4;
 
 PyTypeObject *tensor_type = nullptr, *parameter_type = nullptr;
 const DLPackExchangeAPI* exchange = nullptr;
-PyObject *is_neg, *data_ptr, *dtype_name, *device_name, *layout, *shape_name, *stride_name, *strided;
+PyObject* is_neg;  // the method itself: to look it up by name takes as long as the call
+PyObject *data_ptr, *dtype_name, *device_name, *layout, *shape_name, *stride_name, *strided;
 py::dict* dtype_codes = nullptr;  // torch.dtype -> DType, for older versions of torch
 
 bool flag(PyObject* result) {
@@ -135,7 +136,7 @@ int64_t View::bytes() const {
 void register_types(py::handle tensor, py::handle parameter) {
   tensor_type = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
   parameter_type = reinterpret_cast<PyTypeObject*>(parameter.inc_ref().ptr());
-  is_neg = PyUnicode_InternFromString("is_neg");
+  is_neg = py::object(tensor.attr("is_neg")).release().ptr();
   data_ptr = PyUnicode_InternFromString("data_ptr");
   dtype_name = PyUnicode_InternFromString("dtype");
   device_name = PyUnicode_InternFromString("device");
@@ -173,7 +174,7 @@ bool read_any(py::handle object, View* view, Device device, bool is_target = fal
   if (view->n && reinterpret_cast<uintptr_t>(view->data) < kLowest) return false;
   // The memory of a lazily negated tensor is not its value; it is mostly the imaginary part of a complex one.
   if (is_target && has_odd_stride(*view)) return true;
-  return !flag(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
+  return !flag(PyObject_CallOneArg(is_neg, object.ptr()));
 }
 
 }  // namespace
