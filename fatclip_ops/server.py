@@ -79,6 +79,7 @@ class FatClipServer:
         self._is_simple = not self._are_inference and optimizer is None
         self._lock = threading.RLock()
         self._round: Round | None = None
+        self._spare: dict[str, Tensor] = {}  # memory of the round before
 
     def step(self, deltas: Any, weights: Any = None) -> ServerResult:
         """Moves the model by the clients' updates, none of which is modified.
@@ -137,12 +138,14 @@ class FatClipServer:
             if self._round is None:
                 raise RuntimeError("finish() without add(): the round has no updates")
             seen = self._settle(self._end(self._round))
-            self._round = None
+            self.abort()
             return seen
 
     def abort(self) -> None:
         """Forgets the updates since the last round; without any it does nothing."""
         with self._lock:
+            if self._round is not None:
+                self._spare = self._round.memory
             self._round = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,7 +195,10 @@ class FatClipServer:
             raise ValueError(f"lr must be 1 with an optimizer, which has its own, got {lr}")
 
     def _begin(self) -> Round:
-        return begin_round(self.params, self._read_lam(), select_update(self.params[0]))
+        lam = self._read_lam()
+        with self._lock:
+            spare, self._spare = self._spare, {}
+        return begin_round(self.params, lam, select_update(self.params[0]), spare)
 
     def _end(self, current: Round) -> Result:
         """Moves the model by a round's updates."""
@@ -241,7 +247,9 @@ class FatClipServer:
             raise ValueError("deltas has no clients, got an iterator that yields nothing")
         if given is not None and len(given) != len(current.weights):
             raise ValueError(f"weights must have one entry per client, got {len(given)} for {len(current.weights)}")
-        return self._settle(self._end(current))
+        seen = self._settle(self._end(current))
+        self._spare = current.memory
+        return seen
 
     def _move(self, aggregate: Callable[[list[Tensor], bool, Any], Result], lr: Any) -> Result:
         """Moves the model by lr times the aggregate, or lets the optimizer take the step with it."""

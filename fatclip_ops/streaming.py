@@ -19,6 +19,8 @@ Result = AggregateResult | PendingResult
 
 def check_weight(value: Any) -> float:
     """The weight of one update: its scale cannot wait for the heaviest, so it has to be ordinary."""
+    if type(value) is float and is_ordinary(value):
+        return value
     weight = check_number("weight", value)
     if weight and not is_ordinary(weight):
         raise ValueError(f"weight must be 0 or between 2**-100 and 2**100, got {weight}")
@@ -36,19 +38,21 @@ class Round:
         self.per_update = 0  # tensors that make up an update: 1, or one per parameter
         self.dtype: torch.dtype | None = None
         self.weights: list[float] = []
+        self.memory: dict[str, Tensor] = {}  # which a later round may use again
 
     def add(self, update: Any, weight: float, strict: bool, name: str = "update") -> None:
         """Takes one update in; where it is refused, the round is as it was. strict: nan and inf are refused."""
         pieces = read_update(name, update, self.params)
-        per_update, dtype = self.per_update or len(pieces), self.dtype or _common([t.dtype for t in pieces])
-        if _common([dtype, *(t.dtype for t in pieces)]) != dtype:
+        per_update, dtype = self.per_update or len(pieces), self.dtype or _common({t.dtype for t in pieces})
+        if _common({dtype, *(t.dtype for t in pieces)}) is not dtype:
             raise ValueError(f"{name} must not be wider than the round's first ({dtype}), got {describe(pieces[0])}")
         if len(pieces) > per_update:
             pieces = [torch.cat([t.detach().reshape(-1).to(dtype) for t in pieces])]
         elif len(pieces) < per_update:
             pieces = cut(pieces[0], self.params, self.sizes)
         device = self.params[0].device
-        self._take([t.detach().to(device, dtype) for t in pieces], weight, f"{name} has nan or inf" if strict else "")
+        pieces = [t if t.dtype is dtype and t.device == device else t.detach().to(device, dtype) for t in pieces]
+        self._take(pieces, weight, f"{name} has nan or inf" if strict else "")
         self.per_update, self.dtype = per_update, dtype
         self.weights.append(weight)
 
@@ -83,17 +87,17 @@ class StreamedRound(Round):
 
     kind = "streamed"
 
-    def __init__(self, params: list[Tensor], lam: Any) -> None:
+    def __init__(self, params: list[Tensor], lam: Any, memory: dict[str, Tensor]) -> None:
         super().__init__(params, lam)
         self.lam = check_lam(lam)
         self.narrow = all(p.dtype is not torch.float64 for p in params)
-        self.tensors: dict[str, Tensor] = {}
+        self.memory = memory
         self.waiting, self.is_first, self.clipped, self.mass = 0, True, 0, 0.0
         self.norms: list[float] = []
         self.coefs: list[float] = []
         self.rejected: list[int] = []
 
-    def _memory(self, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _allocate(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """What the kernels keep between calls: sums, the updates that wait for a full run, and their factors."""
         d, waits = sum(self.sizes), cpu.MODULE.RUN - 1
 
@@ -103,8 +107,15 @@ class StreamedRound(Round):
         sums = empty(2 * d if dtype is torch.float64 else d)
         return {"sums": sums, "held": empty(waits, d, dtype=dtype), "terms": empty(waits, 4)}
 
+    def _fits(self, dtype: torch.dtype) -> bool:
+        """Whether the memory of an earlier round serves this one."""
+        held = self.memory.get("held")
+        return held is not None and held.dtype is dtype and held.shape[1] == sum(self.sizes)
+
     def _take(self, pieces: list[Tensor], weight: float, refusal: str) -> None:
-        tensors = self.tensors or self._memory(pieces[0].dtype)
+        tensors = self.memory
+        if not self.norms and not self._fits(pieces[0].dtype):
+            tensors = self._allocate(pieces[0].dtype)
 
         def call(pieces: list[Tensor]) -> Any:
             how = (*tensors.values(), self.waiting, self.is_first, torch.get_num_threads())
@@ -120,7 +131,7 @@ class StreamedRound(Round):
             self.mass += weight
         self.norms.append(norm)
         self.coefs.append(coef)
-        self.tensors, self.waiting, self.is_first, self.clipped = tensors, waiting, is_first, self.clipped + clipped
+        self.memory, self.waiting, self.is_first, self.clipped = tensors, waiting, is_first, self.clipped + clipped
 
     @torch.no_grad()
     def end(self, targets: list[Tensor], reduce: str, strict: bool, subtract: bool, scale: Any) -> Result:
@@ -133,7 +144,7 @@ class StreamedRound(Round):
         divisor, factor = self.mass if reduce == "mean" and applied else 1.0, scale if applied else 0.0
 
         def write(targets: list[Tensor]) -> Any:
-            how = (*self.tensors.values(), self.waiting, self.is_first, torch.get_num_threads())
+            how = (*self.memory.values(), self.waiting, self.is_first, torch.get_num_threads())
             return cpu.MODULE.stream_finish(lengths, targets, subtract, divisor, factor, *how)
 
         if write(targets):
@@ -146,14 +157,14 @@ class StreamedRound(Round):
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        tensors = {name: t.clone() for name, t in self.tensors.items()}
+        tensors = {name: t.clone() for name, t in self.memory.items()}
         seen = {"norms": list(self.norms), "coefs": list(self.coefs), "rejected": list(self.rejected)}
         numbers = {name: getattr(self, name) for name in ("waiting", "is_first", "clipped", "mass")}
         return {**super().state_dict(), "tensors": tensors, **seen, **numbers}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.tensors = {name: t.clone() for name, t in state["tensors"].items()}
+        self.memory = {name: t.clone() for name, t in state["tensors"].items()}
         for name in ("norms", "coefs", "rejected"):
             setattr(self, name, list(state[name]))
         for name in ("waiting", "is_first", "clipped", "mass"):
@@ -190,10 +201,11 @@ class HeldRound(Round):
         self.updates = [[t.to(device, copy=True) for t in update] for update in state["updates"]]
 
 
-def begin_round(params: list[Tensor], lam: Any, backend: Backend) -> Round:
-    """A round without updates."""
-    streams = backend is cpu and not has_float16(params)
-    return StreamedRound(params, lam) if streams else HeldRound(params, lam, backend)
+def begin_round(params: list[Tensor], lam: Any, backend: Backend, memory: dict[str, Tensor]) -> Round:
+    """A round without updates; memory: that of one that has ended, if any."""
+    if backend is not cpu or has_float16(params):
+        return HeldRound(params, lam, backend)
+    return StreamedRound(params, lam, memory)
 
 
 def load_round(params: list[Tensor], backend: Backend, state: dict[str, Any]) -> Round:
@@ -201,10 +213,10 @@ def load_round(params: list[Tensor], backend: Backend, state: dict[str, Any]) ->
     if state["kind"] == "streamed" and backend is not cpu:
         raise ValueError("the saved round was streamed by the native kernels, which do not run here")
     streamed = state["kind"] == "streamed"
-    loaded = StreamedRound(params, state["lam"]) if streamed else HeldRound(params, state["lam"], backend)
+    loaded = StreamedRound(params, state["lam"], {}) if streamed else HeldRound(params, state["lam"], backend)
     loaded.load(state)
     return loaded
 
 
-def _common(dtypes: list[torch.dtype]) -> torch.dtype:
+def _common(dtypes: set[torch.dtype]) -> torch.dtype:
     return functools.reduce(torch.promote_types, dtypes)

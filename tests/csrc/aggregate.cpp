@@ -107,7 +107,7 @@ void check_stream(Matrix& a, double lam, DType target, bool cut, int threads, co
   bool ok = true;
   for (int64_t r = 0; r < s.m; ++r) {
     const auto* first = rows.pieces.data() + r * pieces;
-    const Rows row{1, s.d, rows.dtype, {first, first + pieces}, rows.lengths};
+    const Rows row{1, s.d, rows.dtype, std::vector<const void*>(first, first + pieces), rows.lengths};
     const fatclip::StreamedRow seen = stream_add(row, lam, weights[r], target != kFloat64, &stream, threads);
     ok &= seen.coef == all.coefs[r] && (seen.norm == all.norms[r] || std::isnan(seen.norm));
     mass += seen.rejected ? 0 : weights[r];
