@@ -84,7 +84,7 @@ def read_sums(results: Path) -> dict[str, str]:
 def add(folder: Path, results: Path, name: str | None = None) -> None:
     """Packs the cells of a run directory that have finished, in place of the same cells packed earlier."""
     directory = RunDirectory(folder)
-    request = directory.request()
+    request, _ = directory.saved()
     experiment = find(request.experiment)
     path = results / f"{name or experiment.name}.jsonl"
     old = [decode(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{"runs": []}]
