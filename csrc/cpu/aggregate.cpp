@@ -23,13 +23,17 @@ int64_t group_size(const Rows& rows, int threads) {
   return std::min(rows.m, std::max<int64_t>(wanted / kRowRun, 1) * kRowRun);
 }
 
+// So many plain rows one after the other are taken for more to come: of a round that clips half of its rows, a few are
+// plain by chance.
+constexpr int64_t kSure = 16;
+
 // Memory that a call needs; a thread keeps it between calls, unless it is large.
 struct Workspace {
   std::vector<Columns::Block> blocks;
   std::vector<Squares> partials;  // (group, column blocks)
   std::vector<double> acc[2];     // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
   Batch known, expected;
-  int64_t plain = 1;  // how many of the last rows that this thread saw were neither clipped nor rejected
+  int64_t plain = kSure;  // how many of the last rows that this thread saw were neither clipped nor rejected
   static Workspace& of_this_thread() {
     thread_local Workspace w;
     return w;
@@ -74,7 +78,7 @@ struct Aggregation {
 
   // The next group, by one thread. Where it is expected to be plain, so are its terms known.
   void prepare(int64_t first) {
-    const bool expects = may_expect && w.plain > 0;
+    const bool expects = may_expect && w.plain >= kSure;
     const int64_t count = std::min(expects ? plain_group_size(group, w.plain) : group, rows.m - first);
     next = {first, count, first == 0, first + count == rows.m, expects};
     w.partials.resize(std::max<size_t>(w.partials.size(), count * columns.count()));
@@ -205,7 +209,7 @@ AggregateResult aggregate(const Rows& rows, const AggregateArgs& args, int threa
   bool narrow = true;
   for (const Target& t : args.targets) narrow &= t.dtype != kFloat64;
   const bool may_expect = rows.m * rows.d >= kGrain && columns.count() >= 2 * used_threads;
-  if (std::isinf(args.lam)) w.plain = std::max<int64_t>(w.plain, 1);
+  if (std::isinf(args.lam)) w.plain = std::max(w.plain, kSure);
   Aggregation a{rows, columns, args, w, narrow, group_size(rows, used_threads), may_expect};
   a.prepare(0);
   Barrier barrier;
