@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from own_cases import Plain, images
 
 import fedsim
@@ -21,7 +22,7 @@ def test_a_program_of_the_docs_runs(page, program, tmp_path, monkeypatch):
     monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
     known = dict(ALGORITHMS)
     samples = images(300)
-    names = {"MyNet": Plain, "train_set": samples, "test_set": images(30), "fedsim": fedsim}
+    names = {"MyNet": Plain, "train_set": samples, "test_set": images(30), "x": torch.randn(400, 3), "fedsim": fedsim}
     short = (
         program.replace("classes=2", "classes=3").replace("rounds=100", "rounds=2").replace("range(100)", "range(2)")
     )
