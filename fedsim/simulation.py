@@ -66,6 +66,7 @@ class Simulation:
         self._tried = self._choice is None
         self._x = self._rounds.start() if self.task is None else self.task.start[0].clone()
 
+        self._lams = [self.algorithm.lam] * len(self.seeds)
         self._server = ServerRows(self._x.view(len(self.seeds), -1))
 
     def _choose(self) -> tuple[str, str]:
@@ -99,7 +100,7 @@ class Simulation:
         if observer is not None and len(self.seeds) > 1:
             raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
         began, clock = time.perf_counter(), Clock()
-        lams = [float(t.current()) for t in self._thresholds] or [self.algorithm.lam] * len(self.seeds)
+        lams = [float(t.current()) for t in self._thresholds] or self._lams
         result = self._rounds.run(self.rounds_done, lams, self._x, observer, clock)
         if self.config.nonfinite == "propagate":
             result.total[result.accepted < self.config.participating] = math.nan
@@ -110,8 +111,7 @@ class Simulation:
                 threshold.observe(torch.from_numpy(seen))
         self.rounds_done += 1
         clock.lap("aggregate")
-        nothing = dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
-        found = self.evaluate() if self._evaluates() else nothing
+        found = self.evaluate() if self._evaluates() else dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
         clock.lap("evaluate")
         return {
             "round": self.rounds_done,

@@ -112,11 +112,13 @@ class QuadraticRounds:
         xi = self.noise(round_).gather(1, at)
         clock.lap("data")
         train = self._train_stacked if self.engine == "stacked" else self._train_one_by_one
-        groups = [slice(None)] if lams.count(lams[0]) == len(lams) else [slice(i, i + 1) for i in range(len(lams))]
+        groups = [(lams[0], x, xi)]
+        if lams.count(lams[0]) < len(lams):
+            groups = list(zip(lams, x.split(1), xi.split(1), strict=True))
         parts = []
-        for rows in groups:
-            algorithm = self.algorithm.with_lam(lams[rows][0])
-            parts.append(train(algorithm, x[rows], xi[rows], clock))
+        for lam, start, noise_here in groups:
+            algorithm = self.algorithm.with_lam(lam)
+            parts.append(train(algorithm, start, noise_here, clock))
             if observer is not None:
                 good = parts[0].good
                 observer.update(round_, chosen[0][good].tolist(), parts[0].rows[good])
