@@ -1,4 +1,4 @@
-"""`python -m benchmarks kernels | rounds | growth | engines | thresholds | gpu`; each takes --help."""
+"""`python -m benchmarks kernels | rounds | growth | engines | thresholds | flower | gpu`; each takes --help."""
 
 import importlib
 import sys
@@ -9,6 +9,7 @@ COMMANDS = {
     "growth": "a round with more clients, steps and parameters",
     "engines": "fedsim's two engines on every model",
     "thresholds": "FAT-Clipping-PI with lam right, wrong and by quantile",
+    "flower": "a server's round of Flower messages against Flower's own clipping",
     "gpu": "tests and speed of the CUDA kernels, for users with a GPU",
 }
 

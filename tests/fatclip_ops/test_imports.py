@@ -13,7 +13,8 @@ import fedsim
 
 PACKAGE = Path(fatclip_ops.__file__).parent
 ROOT = Path(__file__).parent.parent.parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
+FLOWER = PACKAGE / "flower"  # needs Flower, and nothing else imports it
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(FLOWER))
 SOURCES = sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".hpp", ".cpp", ".cu", ".cuh"))
 
 
@@ -34,6 +35,11 @@ def test_there_is_something_to_look_at():
 def test_the_library_needs_torch_alone(path):
     allowed = {*sys.stdlib_module_names, "torch", "fatclip_ops"}
     assert set(absolute_imports(path)) <= allowed
+
+
+def test_only_its_own_folder_needs_flower():
+    found = {name for path in FLOWER.glob("*.py") for name in absolute_imports(path)}
+    assert found - {*sys.stdlib_module_names} == {"flwr", "numpy", "torch"}
 
 
 def test_fedsim_stands_on_the_library_and_not_on_the_benchmarks():
