@@ -11,6 +11,7 @@ SLOW = [
     HERE / name
     for name in (
         "csrc",
+        "flower/test_app.py",
         "host_cuda",
         "packaging/test_fuzz.py",
         "fatclip_ops/test_compile.py",

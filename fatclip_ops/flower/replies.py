@@ -127,26 +127,25 @@ def average_metrics(
     messages: Iterable[Message], key: str, average: Callable[[list[RecordDict], str], MetricRecord]
 ) -> MetricRecord:
     """The clients' metrics by Flower's average, over the clients that sent what most did, and finite numbers."""
-    contents = [m.content for m in messages if m.has_content() and len(m.content.metric_records) == 1]
-    kinds = Counter(_kind(content) for content in contents)
-    if not kinds:
+    found = []
+    for message in messages:
+        records = list(message.content.metric_records.values())
+        if len(records) == 1:
+            found.append((message.content, records[0], _kind(records[0])))
+    kinds = Counter(kind for _, _, kind in found)
+    usual = kinds.most_common(1)[0][0] if kinds else ()
+    kept = [(c, metrics) for c, metrics, kind in found if kind == usual and _is_finite(metrics, key)]
+    if not any(metrics[key] for _, metrics in kept):
         return MetricRecord()
-    usual = kinds.most_common(1)[0][0]
-    kept = [content for content in contents if _kind(content) == usual and _has_finite_metrics(content, key)]
-    return average(kept, key) if any(_metrics(content)[key] for content in kept) else MetricRecord()
+    return average([content for content, _ in kept], key)
 
 
-def _metrics(content: RecordDict) -> MetricRecord:
-    return next(iter(content.metric_records.values()))
-
-
-def _kind(content: RecordDict) -> tuple[tuple[str, int], ...]:
+def _kind(metrics: MetricRecord) -> tuple[tuple[str, int], ...]:
     """The names of a client's metrics, each with its length; 0 for a single number."""
-    return tuple(sorted((name, len(v) if isinstance(v, list) else 0) for name, v in _metrics(content).items()))
+    return tuple(sorted((name, len(v) if isinstance(v, list) else 0) for name, v in metrics.items()))
 
 
-def _has_finite_metrics(content: RecordDict, key: str) -> bool:
-    metrics = _metrics(content)
+def _is_finite(metrics: MetricRecord, key: str) -> bool:
     weight = metrics.get(key)
     numbers = [x for value in metrics.values() for x in (value if isinstance(value, list) else [value])]
     return isinstance(weight, (int, float)) and weight >= 0 and all(map(math.isfinite, numbers))
