@@ -4,16 +4,16 @@ import csv
 import doctest
 import json
 import math
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import own_cases
 import pytest
 import torch
-from own_cases import Plain, images
+from own_cases import images, simulate
 from run_cases import facts
 
 import fedsim
@@ -21,15 +21,6 @@ from fedsim import history, research
 from fedsim.cli import main
 from fedsim.data import samples
 from fedsim.models import base
-
-SETTINGS = {"algorithm": "fatclip-pi", "lam": 0.5, "batch": 4, "local_epochs": 1, "participants": 5, "rounds": 6}
-
-
-def simulate(out=None, **changes):
-    settings = {"metrics": {"accuracy": fedsim.accuracy}, "progress": False, **SETTINGS, **changes}
-    local = 2  # a closure: forked workers need no pickling
-    train = fedsim.split(images(), clients=7, classes=3)
-    return fedsim.simulate(lambda: Plain(norm=local == 2), train, images(30, seed=1), out=out, **settings)
 
 
 @pytest.mark.parametrize("module", [research, samples, history, base])
@@ -100,17 +91,21 @@ def test_a_killed_run_ends_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsim.run.cell.SECONDS_BETWEEN_CHECKPOINTS", 0.05)
     settings = {"rounds": 60, "engine": "sequential"}
     whole = simulate(tmp_path / "whole", **settings)
-    process = multiprocessing.get_context("fork").Process(
-        target=simulate, args=(tmp_path / "killed",), kwargs={**settings, "workers": 2}
-    )
-    process.start()
+    # in a process of its own: OpenMP has run in this one, and does not survive a fork
+    program = f"""
+from fedsim.run import cell
+from own_cases import simulate
+cell.SECONDS_BETWEEN_CHECKPOINTS = 0.05
+simulate({str(tmp_path / "killed")!r}, workers=2, **{settings!r})
+"""
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(own_cases.__file__)}
+    process = subprocess.Popen([sys.executable, "-c", program], env=env)
     journal = tmp_path / "killed" / "cells" / "the-run" / "journal.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 20):
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     resumed = simulate(tmp_path / "killed", **settings)
     assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
     assert all(

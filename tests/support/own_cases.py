@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+import fedsim
+
 CLASSES = 3
 
 
@@ -66,3 +68,13 @@ def sequences(samples=60):
     g = torch.Generator().manual_seed(2)
     x = torch.randint(0, 5, (samples, 7), generator=g)
     return x, (x + 1) % 5
+
+
+SETTINGS = {"algorithm": "fatclip-pi", "lam": 0.5, "batch": 4, "local_epochs": 1, "participants": 5, "rounds": 6}
+
+
+def simulate(out=None, **changes):
+    settings = {"metrics": {"accuracy": fedsim.accuracy}, "progress": False, **SETTINGS, **changes}
+    local = 2  # a closure: forked workers need no pickling
+    train = fedsim.split(images(), clients=7, classes=3)
+    return fedsim.simulate(lambda: Plain(norm=local == 2), train, images(30, seed=1), out=out, **settings)
