@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.archives import ROOT, ArchiveError, run
 
 LOCK = ROOT / "requirements-dev.lock"
-TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "numpy")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "numpy", "matplotlib")
 
 # What an installed library must do anywhere. The last line hashes results: the same for every compiler.
 SMOKE = """

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 
-class Norm(NamedTuple):
+@dataclass  # no NamedTuple: older versions of torch.compile do not follow the properties of one
+class Norm:
     """An L2 norm as `mantissa * 2**exponent`, so that no finite input overflows or vanishes."""
 
     mantissa: Tensor
