@@ -34,8 +34,8 @@ def test_every_backend_offers_the_same_operations(module, name):
     assert list(inspect.signature(getattr(module, name)).parameters) == wanted
 
 
-def test_there_are_six_operations():
-    assert len(OPERATIONS) == 6
+def test_there_are_seven_operations():
+    assert len(OPERATIONS) == 7
 
 
 @needs_native

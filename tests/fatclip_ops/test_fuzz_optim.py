@@ -69,6 +69,16 @@ def give_gradients(data, groups, *, finite):
     return [p.grad.clone() for group in groups for p in group["params"] if p.grad is not None]
 
 
+def add_gradients(sums, groups):
+    """Adds the gradients of 16-bit parameters under plain SGD to their sums in float32; maximize turns the sign."""
+    for group in groups:
+        if group["momentum"] or group["weight_decay"]:
+            continue
+        for p in group["params"]:
+            if p.dtype.itemsize == 2 and p.grad is not None:
+                sums[p] = sums.get(p, 0.0) + (-p.grad.float() if group["maximize"] else p.grad.float())
+
+
 def snapshot(opt):
     """Every parameter with its buffer (None for none yet)."""
     state = []
@@ -192,14 +202,17 @@ def test_pr_rounds(data, model, lam, delta):
     params = [p for group in groups for p in group["params"]]
     rates = [group["lr"] for group in groups for _ in group["params"]]
     start = [wide(p) for p in params]
+    sums = {}  # of 16-bit parameters' gradients, which are kept apart
     for _ in range(data.draw(st.integers(0, 2))):
         give_gradients(data, groups, finite=True)
         opt.step()
+        add_gradients(sums, groups)
     want = []
     for x_t, p, lr in zip(start, params, rates, strict=True):
         with np.errstate(all="ignore"):
             moved = x_t - wide(p)
-            want.append((moved if delta == "displacement" else moved / lr if lr else np.zeros_like(moved)).ravel())
+            gradient = wide(sums[p]) if p in sums else moved / lr if lr else np.zeros_like(moved)
+            want.append((moved if delta == "displacement" else gradient).ravel())
     want = np.concatenate(want)
     norm = norm_of(want)
     got = opt.end_round(delta)

@@ -28,7 +28,10 @@ def flower(tmp_path):
     """Starts Flower's programs in sessions of their own, and ends them all."""
     started = []
     path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    # a SuperLink of somebody else may have the usual ports
+    ports = dict(zip(("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT"), free_ports(2), strict=True))
     env = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "home"), "PATH": path}
+    env |= {name: str(port) for name, port in ports.items()}
     (tmp_path / "home").mkdir()
 
     def start(name, *args):
@@ -43,12 +46,17 @@ def flower(tmp_path):
     yield start
     for process in started:
         kill(process)
-    # the simulation leaves a SuperLink behind for the next run
-    for line in subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True).stdout.splitlines():
-        pid, _, args = line.strip().partition(" ")
-        if str(start.home) in args:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+    for pid in left_behind(start.home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left_behind(home):
+    """The SuperLink that a simulation leaves behind for the next run; what it has started ends with it."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(home).encode() in (folder / "cmdline").read_bytes():
+                yield int(folder.name)
 
 
 def kill(process):
@@ -131,6 +139,8 @@ def test_a_node_that_is_killed_in_a_round_does_not_end_the_run(flower):
         )
         for i, node_port in enumerate(node_ports)
     ]
+    for node in nodes:
+        wait_for(node, "SuperNode ID")  # it is connected: a run takes all that are
     run = flower("flwr", "run", APP, "here", "--stream", "--run-config", "clients=2 rounds=3 timeout=30")
     wait_for(run, "[ROUND 2/3]")
     kill(nodes[2])

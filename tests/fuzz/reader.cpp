@@ -68,9 +68,7 @@ void check_view(const fatclip::View& view) {
 
 extern "C" {
 // What the reader calls of Python: `is_neg()`, and errors to clear.
-PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, size_t, PyObject*) {
-  return negated ? Py_True : Py_False;
-}
+PyObject* PyObject_CallOneArg(PyObject*, PyObject*) { return negated ? Py_True : Py_False; }
 void PyErr_Clear() {}
 void _Py_Dealloc(PyObject*) {}
 PyLongObject _Py_TrueStruct, _Py_FalseStruct;
