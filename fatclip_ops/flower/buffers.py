@@ -31,7 +31,7 @@ def average_buffers(current: Buffers, clients: list[Buffers], weights: list[floa
 def limit_buffers(current: Buffers, clients: list[Buffers]) -> list[Buffers]:
     """Every client's buffers with their changes limited as in `average_buffers`; one that is not finite is put back."""
     limited: list[Buffers] = [{} for _ in clients]
-    for name, now in current.items():
+    for name, now in current.items() if clients else ():
         rows = [client[name] for client in clients]
         if now.is_floating_point():
             changes = _limited_changes(now, rows)

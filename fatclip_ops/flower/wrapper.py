@@ -93,7 +93,7 @@ class FatClipWrapper(Strategy):
         messages = [_replaced(model, reply, own) for reply, own in zip(clipped, buffers, strict=True)]
         arrays, metrics = self.strategy.aggregate_train(server_round, messages)
         metrics = MetricRecord() if metrics is None else metrics
-        found = sum(n > lam for n in norms) / max(1, len(clipped))
+        found = sum(lam < n < math.inf for n in norms) / max(1, len(clipped))
         metrics.update(report.metrics(lam) | {"fatclip-clipped": found})
         return arrays, metrics
 

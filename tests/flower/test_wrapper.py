@@ -37,6 +37,13 @@ def test_other_strategies_never_see_a_broken_client(strategy, name):
     assert metrics["fatclip-rejected"] + metrics["fatclip-failed"] == 1
 
 
+def test_a_round_of_broken_clients_keeps_the_model():
+    broken = hostile_replies()
+    after, metrics = one_round(FatClipWrapper(FedAvg(), lam=1.0, sends="weights"), {0: broken["inf"], 1: broken["nan"]})
+    assert after is None
+    assert (metrics["fatclip-rejected"], metrics["fatclip-clipped"]) == (2, 0)
+
+
 def test_updates_are_handed_on_as_weights():
     def update(message):
         sent = {"weight": np.full((2, 3), 1.0, np.float32), "bias": np.zeros(2, np.float32)}
