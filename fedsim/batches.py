@@ -42,6 +42,13 @@ class BatchSampler:
         assert c.local_epochs is not None
         return c.local_epochs * -(-self.sizes[clients] // c.batch)
 
+    def samples(self, clients: Indices) -> Indices:
+        """How many samples each of these clients processes in a round."""
+        c, sizes = self.config, self.sizes[clients]
+        return (
+            sizes * c.local_epochs if c.local_epochs is not None else self.steps(clients) * np.minimum(sizes, c.batch)
+        )
+
     def draw(self, round_: int, clients: Indices) -> LocalWork:
         """The local work of a round."""
         return LocalWork(round_, self.steps(clients), self._batches(round_, clients))

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fatclip_ops import Quantile
 
@@ -14,73 +14,42 @@ from .algorithms import ALGORITHMS, Algorithm, own_settings
 from .errors import InputError
 from .problems import OWN, PARTITIONS, PROBLEMS, Problem
 
-CHOICES: dict[str, Collection[str]] = {
-    "problem": PROBLEMS,
-    "algorithm": ALGORITHMS,
-    "delta": ("gradient", "displacement"),
-    "reduce": ("mean", "sum"),
-    "partition": PARTITIONS,
-    "noise": noise.KINDS,
-    "engine": ("auto", "sequential", "stacked"),
-    "dtype": ("float32", "float64"),
-    "on_client_error": ("stop", "reject"),
-    "nonfinite": ("reject", "propagate"),
-    "buffers": ("average", "local"),
-}
 
-Rule = tuple[Callable[[Any], bool], str]
-_POSITIVE: Rule = (lambda v: v >= 1, "an integer of at least 1")
-_NATURAL: Rule = (lambda v: v >= 0, "an integer of at least 0")
-_RATE: Rule = (lambda v: 0 < v < math.inf, "a finite number above 0")
-INTEGERS: dict[str, Rule] = {
-    **dict.fromkeys(
-        ("clients", "participants", "local_steps", "local_epochs", "batch", "classes_per_client"), _POSITIVE
-    ),
-    **dict.fromkeys(("samples_per_client", "dim", "cohort", "workers", "eval_every"), _POSITIVE),
-    **dict.fromkeys(("rounds",), _NATURAL),
-    "seed": (lambda v: 0 <= v < 2**63, "an integer from 0 to 2**63 - 1"),
-}
-FLOATS: dict[str, Rule] = {
-    **dict.fromkeys(("eta_l", "eta", "concentration"), _RATE),
-    "lam": (lambda v: v > 0, "a number above 0, or inf to switch clipping off"),
-    "noise_alpha": (lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
-    "noise_scale": (lambda v: 0 <= v < math.inf, "a finite number of at least 0"),
-}
-_QUANTILE: Rule = (bool, "quantile:Q or quantile:Q:START with Q between 0 and 1 and START above 0")
-MEANING = {
-    "problem": "data set and model",
-    "algorithm": "what clients and server do",
-    "clients": "how many there are",
-    "participants": "clients per round; none: all of them",
-    "rounds": "communication rounds",
-    "local_steps": "batches per client and round",
-    "local_epochs": "passes over the client's samples, the last short batch kept; in place of local_steps",
-    "batch": "samples per local step",
-    "eta_l": "the clients' rate",
-    "eta": "the server's rate: the factor in front of reduce(delta)",
-    "lam": "clipping threshold; quantile:0.8 follows that quantile of the norms, quantile:0.8:3 from 3",
-    "delta": "what a client's update is: a sum of gradients, or x_t - x",
-    "reduce": "how the server combines updates",
-    "partition": "how samples are dealt to clients",
-    "classes_per_client": "for partition=classes",
-    "concentration": "for partition=dirichlet; small is unequal",
-    "samples_per_client": "none: the whole data set, every sample once",
-    "dim": "of the quadratic",
-    "noise": "of the quadratic's gradients",
-    "noise_alpha": "tail index of stable and pareto noise",
-    "noise_scale": "of the noise",
-    "seed": "of everything random",
-    "engine": "clients one after another, or stacked",
-    "cohort": "clients held in memory at once; none: chosen",
-    "workers": "processes that share a round's clients",
-    "dtype": "of the model",
-    "device": "cpu, cuda, cuda:0, ...",
-    "eval_every": "rounds between evaluations",
-    "on_client_error": "when a client raises",
-    "nonfinite": "a client's update with nan or inf: left out of the sum, or the end of the model",
-    "buffers": "of a module, such as BatchNorm's statistics: averaged, or each client's own",
-}
-OPTIONAL = ("participants", "local_steps", "local_epochs", "samples_per_client", "cohort")
+class Rule(NamedTuple):
+    """How a value is read from text or JSON, what it must fulfil, and that in words."""
+
+    read: Callable[[Any], Any]
+    test: Callable[[Any], bool]
+    right: str
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)
+
+
+def _quantile(text: str) -> Quantile:
+    """The threshold of "quantile:Q" or "quantile:Q:START"."""
+    return Quantile(*map(float, text.split(":")[1:3])) if text.count(":") < 3 else Quantile(math.nan)
+
+
+COUNT = Rule(_integer, lambda v: v >= 1, "an integer of at least 1")
+RATE = Rule(_float, lambda v: 0 < v < math.inf, "a finite number above 0")
+NUMBER = Rule(_float, lambda v: not math.isnan(v), "a number")
+LAM = Rule(_float, lambda v: v > 0, "a number above 0, or inf to switch clipping off")
+QUANTILE = Rule(_quantile, bool, "quantile:Q or quantile:Q:START with Q between 0 and 1 and START above 0")
+
+
+def _key(default: Any, meaning: str, rule: Rule | Collection[str] | None = None) -> Any:
+    """A setting; its rule is a Rule or the values that it may have. A default of None stands for "none given"."""
+    return field(default=default, metadata={"meaning": meaning, "rule": rule})
 
 
 @dataclass(frozen=True)
@@ -95,37 +64,59 @@ class Config:
     2
     """
 
-    problem: str = "quadratic"
-    algorithm: str = "fedavg"
-    clients: int = 5
-    participants: int | None = None
-    rounds: int = 300
-    local_steps: int | None = None
-    local_epochs: int | None = None
-    batch: int = 64
-    eta_l: float = 0.1
-    eta: float = 1.0
-    lam: float | str = math.inf
-    delta: str = "displacement"
-    reduce: str = "mean"
-    partition: str = "iid"
-    classes_per_client: int = 10
-    concentration: float = 0.5
-    samples_per_client: int | None = None
-    dim: int = 3
-    noise: str = "none"
-    noise_alpha: float = 1.5
-    noise_scale: float = 1.0
-    seed: int = 0
-    engine: str = "auto"
-    cohort: int | None = None
-    workers: int = 1
-    dtype: str = "float32"
-    device: str = "cpu"
-    eval_every: int = 1
-    on_client_error: str = "stop"
-    nonfinite: str = "reject"
-    buffers: str = "average"
+    problem: str = _key("quadratic", "data set and model", PROBLEMS)
+    algorithm: str = _key("fedavg", "what clients and server do", ALGORITHMS)
+    clients: int = _key(5, "how many there are", COUNT)
+    participants: int | None = _key(None, "clients per round; none: all of them", COUNT)
+    rounds: int = _key(300, "communication rounds", Rule(_integer, lambda v: v >= 0, "an integer of at least 0"))
+    local_steps: int | None = _key(None, "batches per client and round", COUNT)
+    local_epochs: int | None = _key(
+        None, "passes over the client's samples, the last short batch kept; in place of local_steps", COUNT
+    )
+    batch: int = _key(64, "samples per local step", COUNT)
+    eta_l: float = _key(0.1, "the clients' rate", RATE)
+    eta: float = _key(1.0, "the server's rate: the factor in front of reduce(delta)", RATE)
+    lam: float | str = _key(
+        math.inf, "clipping threshold; quantile:0.8 follows that quantile of the norms, quantile:0.8:3 from 3", LAM
+    )
+    delta: str = _key(
+        "displacement", "what a client's update is: a sum of gradients, or x_t - x", ("gradient", "displacement")
+    )
+    reduce: str = _key("mean", "how the server combines updates", ("mean", "sum"))
+    partition: str = _key("iid", "how samples are dealt to clients", PARTITIONS)
+    classes_per_client: int = _key(10, "for partition=classes", COUNT)
+    concentration: float = _key(0.5, "for partition=dirichlet; small is unequal", RATE)
+    samples_per_client: int | None = _key(None, "none: the whole data set, every sample once", COUNT)
+    dim: int = _key(3, "of the quadratic", COUNT)
+    noise: str = _key("none", "of the quadratic's gradients", noise.KINDS)
+    noise_alpha: float = _key(
+        1.5,
+        "tail index of stable and pareto noise",
+        Rule(_float, lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
+    )
+    noise_scale: float = _key(
+        1.0, "of the noise", Rule(_float, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
+    )
+    seed: int = _key(
+        0, "of everything random", Rule(_integer, lambda v: 0 <= v < 2**63, "an integer from 0 to 2**63 - 1")
+    )
+    engine: str = _key("auto", "clients one after another, or stacked", ("auto", "sequential", "stacked"))
+    cohort: int | None = _key(None, "clients held in memory at once; none: chosen", COUNT)
+    workers: int = _key(1, "processes that share a round's clients", COUNT)
+    dtype: str = _key("float32", "of the model", ("float32", "float64"))
+    device: str = _key("cpu", "cpu, cuda, cuda:0, ...")
+    eval_every: int = _key(1, "rounds between evaluations", COUNT)
+    on_client_error: str = _key("stop", "when a client raises", ("stop", "reject"))
+    nonfinite: str = _key(
+        "reject",
+        "a client's update with nan or inf: left out of the sum, or the end of the model",
+        ("reject", "propagate"),
+    )
+    buffers: str = _key(
+        "average",
+        "of a module, such as BatchNorm's statistics: averaged, or each client's own",
+        ("average", "local"),
+    )
     options: Mapping[str, float] = field(default_factory=dict)  # settings that the algorithm adds
     own: str = ""  # the fingerprint of a model and data that come from Python
 
@@ -237,7 +228,7 @@ class Config:
         return replace(self, **changes)
 
 
-_KEYS = tuple(field.name for field in fields(Config))
+_KEYS = tuple(Config.__dataclass_fields__)
 
 
 def _routed(values: Mapping[str, Any], algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,60 +259,43 @@ def _check_options(options: Mapping[str, Any], algorithm: str) -> None:
 
 def _checked(key: str, value: Any) -> Any:
     """The value in its own type, from text or JSON, or an InputError that names the key."""
-    if key in OPTIONAL and (value is None or (isinstance(value, str) and value.lower() == "none")):
+    about = Config.__dataclass_fields__[key]
+    rule, optional = about.metadata.get("rule"), about.default is None
+    if optional and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     if key == "lam" and isinstance(value, str) and value.startswith("quantile:"):
-        found = _number(key, value, _quantile, _QUANTILE, False)
+        found = _read(key, value, QUANTILE)
         return f"quantile:{found.q:g}" + (f":{found.start:g}" if found.start else "")
-    if key in INTEGERS:
-        return _number(key, value, _integer, INTEGERS[key], key in OPTIONAL)
-    if key in FLOATS:
-        return _number(key, value, _float, FLOATS[key], False)
-    if key in CHOICES and value not in CHOICES[key]:
-        raise InputError(f"{key}={value} is not known; one of {', '.join(CHOICES[key])}")
     if key == "options":
-        rule: Rule = (lambda v: not math.isnan(v), "a number")
-        return {name: _number(name, number, _float, rule, False) for name, number in value.items()}
+        return {name: _read(name, number, NUMBER) for name, number in value.items()}
     if key == "device" and not re.fullmatch(r"cpu|cuda(:\d+)?", str(value)):
         raise InputError(f"device={value} is not known; one of cpu, cuda, cuda:0, cuda:1, ...")
+    if isinstance(rule, Rule):
+        return _read(key, value, rule, optional)
+    if rule is not None and value not in rule:
+        raise InputError(f"{key}={value} is not known; one of {', '.join(rule)}")
     return value
 
 
-def _number(key: str, value: Any, read: Callable[[Any], Any], rule: Rule, optional: bool) -> Any:
-    test, right = rule
+def _read(key: str, value: Any, rule: Rule, optional: bool = False) -> Any:
     try:
-        number = read(value)
-        good = test(number)
+        number = rule.read(value)
+        good = rule.test(number)
     except (TypeError, ValueError, OverflowError):
         good = False
     if not good:
-        raise InputError(f"{key}={value} must be {right}{' (or none)' if optional else ''}")
+        raise InputError(f"{key}={value} must be {rule.right}{' (or none)' if optional else ''}")
     return number
-
-
-def _quantile(text: str) -> Quantile:
-    """The threshold of "quantile:Q" or "quantile:Q:START"."""
-    return Quantile(*map(float, text.split(":")[1:3])) if text.count(":") < 3 else Quantile(math.nan)
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-        raise ValueError
-    return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    return float(value)
 
 
 def describe_keys() -> str:
     """Every key of `--set`, its default, meaning and range, one line each."""
     usual, lines = Config().to_dict(), []
-    for key, meaning in MEANING.items():
-        rule = {**INTEGERS, **FLOATS}.get(key)
-        right = rule[1] if rule else ", ".join(CHOICES[key]) if key in CHOICES else ""
-        lines.append(f"  {key + '=' + str(usual[key]):26} {meaning}" + (f" ({right})" if right else ""))
+    for about in fields(Config):
+        if "meaning" in about.metadata:
+            rule = about.metadata["rule"]
+            right = rule.right if isinstance(rule, Rule) else ", ".join(rule or ())
+            shown = f"{about.name}={usual[about.name]}"
+            lines.append(f"  {shown:26} {about.metadata['meaning']}" + (f" ({right})" if right else ""))
     added = [f"{name}: {', '.join(own_settings(name))}" for name in ALGORITHMS if own_settings(name)]
     return "\n".join(["keys of --set with their defaults:", *lines, "algorithms add keys; " + "; ".join(added)])

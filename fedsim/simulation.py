@@ -18,9 +18,10 @@ from .data.dataset import Dataset
 from .data.samples import ClientData
 from .engines.cohorts import CohortRounds
 from .engines.quadratic import QuadraticRounds
-from .engines.rounds import Clock, Observer, Rounds, quantiles
+from .engines.ranks import Ranks
+from .engines.rounds import Clock, Observer, quantiles
 from .engines.trial import check_stackable, try_engines
-from .errors import InputError
+from .errors import InputError, StoppedError
 from .learning_task import LearningTask
 from .models.base import Model, trainable
 from .problems import OWN
@@ -32,6 +33,7 @@ class Simulation:
 
     seeds: several only for the quadratic problem, where all of them advance as one; otherwise (config.seed,).
     dataset, model: in place of those the configuration names (see fedsim.learning_task.LearningTask).
+    ranks: the processes of torchrun that share a round's clients; rank 0 calls `step`, the others `follow`.
     The result depends on config and seed only, not on engine cohort size or workers (engines: to float accuracy).
 
     >>> with Simulation(Config(noise="cauchy", rounds=2, local_steps=2), seeds=(0, 1)) as simulation:
@@ -47,8 +49,9 @@ class Simulation:
         data_root: Path | None = None,
         dataset: Dataset | ClientData | None = None,
         model: Model | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._ranks = config, ranks
         self.seeds = (config.seed,) if seeds is None else tuple(seeds)
         problem = config.about
         if not self.seeds or (len(self.seeds) > 1 and not problem.stacks_seeds):
@@ -85,10 +88,10 @@ class Simulation:
         return self._choose()[1]
 
     @cached_property
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> QuadraticRounds | CohortRounds:
         if self.task is None:
             return QuadraticRounds(self.config, self.seeds, self.engine)
-        return CohortRounds(self.task, self.engine)
+        return CohortRounds(self.task, self.engine, self._ranks)
 
     @property
     def x(self) -> Tensor:
@@ -172,6 +175,15 @@ class Simulation:
         self._x.copy_(x)
         self.rounds_done = int(state["rounds_done"])
 
+    def follow(self) -> None:
+        """On a rank that does not lead: trains its share of the clients until rank 0 closes the simulation."""
+        assert self._ranks is not None
+        while message := self._ranks.tell():
+            engine, assignment = message
+            self._choice = engine, "as rank 0 says"
+            if isinstance(self._rounds, CohortRounds):
+                self._rounds.follow(assignment)
+
     def close(self) -> None:
         """Ends the workers, if there are any."""
         if "_rounds" in self.__dict__:
@@ -180,5 +192,8 @@ class Simulation:
     def __enter__(self) -> "Simulation":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        # after any other error the ranks may wait for something else; they end when this process does
+        if self._ranks is not None and self._ranks.leads and (kind is None or issubclass(kind, StoppedError)):
+            self._ranks.tell(None)

@@ -10,19 +10,20 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..batches import LocalWork
+from ..errors import InputError
 from ..learning_task import LearningTask
 from ..rows import Floats, Updates
 from ..seeding import Indices
-from .buffers import ClientBuffers
-from .rounds import PHASES, Chunk, Clock
-from .sequential import SequentialEngine
-from .stacked import StackedEngine
+from .clients import Chunk, SequentialEngine, StackedEngine
+from .memory import share_zeros
+from .rounds import PHASES, Clock
 
 Draw = Callable[[Indices], LocalWork]
 
@@ -57,6 +58,59 @@ class ChunkReport:
     rejected: list[int]
     failures: list[Failure]
     phases: tuple[float, ...] = (0.0,) * len(PHASES)
+
+
+class ClientBuffers:
+    """Buffers of the clients' modules (BatchNorm's statistics): averaged apart from the parameters, or kept by each.
+
+    kind "average": every client starts with the mean of the last round's clients. "local": it starts with what it had;
+    the mean over all clients serves the evaluation. An entry that no client changed is left as it is.
+    start: (e,), float64. The memory is shared with worker processes.
+    """
+
+    def __init__(self, start: Tensor, clients: int, kind: str) -> None:
+        self.mean = share_zeros(len(start), dtype=torch.float64).copy_(start)
+        kept = clients if kind == "local" and len(start) else 0
+        self.own = share_zeros(kept, len(start), dtype=torch.float64).copy_(start)  # no rows where none is kept
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sum, self._count = torch.zeros_like(self.mean), 0
+        self._changed = torch.zeros_like(self.mean, dtype=torch.bool)
+
+    def of(self, clients: Indices) -> Tensor:
+        """What these clients start with, (clients, e)."""
+        return self.own[torch.from_numpy(clients)] if len(self.own) else self.mean.expand(len(clients), -1)
+
+    def collect(self, clients: Indices, rows: Tensor, rejected: list[int]) -> None:
+        """Takes what a chunk's clients ended with, except for those that were rejected."""
+        if not len(self.mean):
+            return
+        accepted = torch.from_numpy(~np.isin(clients, rejected))
+        rows = rows.cpu()[accepted]
+        if len(self.own):
+            self.own[torch.from_numpy(clients)[accepted]] = rows
+        self._sum += rows.sum(0)
+        self._count += len(rows)
+        self._changed |= (rows != self.mean).any(0)
+
+    def end_round(self) -> None:
+        """The mean over the round's clients, or over all of them where each keeps its own."""
+        if self._count:
+            total, count = (self.own.sum(0), len(self.own)) if len(self.own) else (self._sum, self._count)
+            self.mean.copy_(torch.where(self._changed, total / count, self.mean))
+            self._begin()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        held = {"buffers": self.mean, "own_buffers": self.own}
+        return {name: here.clone() for name, here in held.items() if here.numel()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, here in (("buffers", self.mean), ("own_buffers", self.own)):
+            if here.numel():
+                if name not in state or state[name].shape != here.shape:
+                    raise InputError(f"the state holds no {name} of shape {tuple(here.shape)}, as this model needs")
+                here.copy_(state[name])
 
 
 class ChunkTrainer:

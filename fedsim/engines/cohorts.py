@@ -1,6 +1,7 @@
 """Rounds over a data set: chunks of clients, a cohort of them in memory at once, summed in client order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,43 +12,47 @@ from .. import seeding
 from ..errors import ClientError
 from ..learning_task import LearningTask
 from ..seeding import Indices
-from .buffers import ClientBuffers
-from .chunks import Assignment, ChunkReport, ChunkTrainer
+from .chunks import Assignment, ChunkReport, ChunkTrainer, ClientBuffers
 from .memory import keep_freed_memory
+from .ranks import Ranks
 from .rounds import PHASES, Clock, Observer, RoundResult
 from .workers import CohortMemory, WorkerPool
 
 COHORT_BYTES = 2**26  # of updates in memory at once, unless the config sets the number of clients
+MOST_PARTIALS = 256  # sums that ranks exchange; fewer clients than that are added one chunk after another
 _MOST_SLOTS = 4096  # their numbers have to fit into a pipe
 
 Show = Callable[[Indices, Tensor, list[int]], None]
+Take = Callable[[int, ChunkReport, Tensor, Tensor], None]  # of chunk, its report, rows and buffers
 
 
 class CohortRounds:
-    """One round: every participant trained, clipped and summed, a cohort at a time."""
+    """One round: every participant trained, clipped and summed, a cohort at a time; ranks: who shares the clients."""
 
-    def __init__(self, task: LearningTask, engine: str) -> None:
+    def __init__(self, task: LearningTask, engine: str, ranks: Ranks | None = None) -> None:
         keep_freed_memory()
-        self.task, self.config = task, task.config
+        self.task, self.config, self.engine, self.ranks = task, task.config, engine, ranks
         self.measures = ("loss", *task.model.metrics)
         self.buffers = ClientBuffers(task.start[1], self.config.clients, self.config.buffers)
         self.trainer = ChunkTrainer(task, engine, self.buffers)
         self.chunk = self.trainer.chunk
         chunks = -(-self.config.participating // self.chunk)
-        wanted = self.config.cohort or self._default_cohort()
+        # processes share a CPU; one is enough to keep another device busy, and a rank is one already
+        alone = task.device.type == "cpu" and ranks is None
+        workers = self.config.workers if alone else 1
+        wanted = self.config.cohort or self._default_cohort(workers)
         self.slots = min(chunks, -(-wanted // self.chunk), _MOST_SLOTS)
         width = min(self.chunk, self.config.clients)
         sizes = self.slots, width, task.model.dim, len(self.buffers.mean)
         self.memory = CohortMemory.allocate(*sizes, task.dtype, task.device)
-        # processes share a CPU; one is enough to keep another device busy
-        self.workers = min(self.config.workers, self.slots) if task.device.type == "cpu" else 1
+        self.workers = min(workers, self.slots)
         self.pool = WorkerPool(self.trainer, self.memory, self.workers)
 
-    def _default_cohort(self) -> int:
+    def _default_cohort(self, workers: int) -> int:
         """About as many clients as COHORT_BYTES hold, and as many chunks for every worker as for the others."""
         chunk_bytes: int = self.chunk * self.task.model.dim * self.task.dtype.itemsize
-        share = max(1, -(-(COHORT_BYTES // chunk_bytes) // self.config.workers))
-        return share * self.config.workers * self.chunk
+        share = max(1, -(-(COHORT_BYTES // chunk_bytes) // workers))
+        return share * workers * self.chunk
 
     def start(self) -> Tensor:
         return self.task.start[0].clone()
@@ -56,18 +61,16 @@ class CohortRounds:
         self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock
     ) -> RoundResult:
         """One round from x."""
-        c = self.config
-        chosen = seeding.participants(c.seed, round_, c.clients, c.participating)
         self.memory.x_t.copy_(x)
         show = None if observer is None else self._show_to(observer, round_)
-        total, reports = self._sum(Assignment(round_, lams[0], keep=observer is not None), chosen, show)
+        total, reports = self._sum(Assignment(round_, lams[0], keep=observer is not None), show)
         self.buffers.end_round()
         if observer is not None:
             observer.end_round(round_, self.full() if observer.wants_full else None)
         for phase, seconds in zip(PHASES, np.sum([r.phases for r in reports], axis=0), strict=True):
-            clock.seconds[phase] += float(seconds) / self.workers
+            clock.seconds[phase] += float(seconds) / (self.workers if self.ranks is None else self.ranks.world)
         clock.restart()
-        return _merge(total, reports, len(chosen))
+        return _merge(total, reports, self.config.participating)
 
     def _show_to(self, observer: Observer, round_: int) -> Show:
         """Passes the rows of a chunk that were not rejected to the observer."""
@@ -80,28 +83,91 @@ class CohortRounds:
 
         return show
 
-    def _sum(self, assignment: Assignment, clients: Indices, show: Show | None) -> tuple[Tensor, list[ChunkReport]]:
-        """Trains the clients cohort by cohort; the sum of what they send, chunk after chunk, and the reports."""
-        chunks = [clients[i : i + self.chunk] for i in range(0, len(clients), self.chunk)]
+    def _sum(self, assignment: Assignment, show: Show | None) -> tuple[Tensor, list[ChunkReport]]:
+        """The sum of what the clients send, in client order, and the reports of all chunks."""
+        plan = _Plan(self, assignment)
         total = torch.zeros(self.memory.x_t.numel(), dtype=torch.float64)
         reports: list[ChunkReport] = []
-        for first in range(0, len(chunks), self.slots):
-            cohort = chunks[first : first + self.slots]
-            odd = self._has_odd(len(chunks)) and first + len(cohort) == len(chunks)
-            for slot, report in enumerate(self.pool.train(assignment, cohort, odd)):
-                if report.failures and self.config.on_client_error == "stop":
-                    raise ClientError(f"client {report.failures[0].client}: {report.failures[0].text}")
-                total += self.memory.totals[slot].cpu()
-                reports.append(report)
-                if not assignment.full:
-                    self.buffers.collect(cohort[slot], self.memory.buffers[slot, : len(cohort[slot])], report.rejected)
-                if show is not None:
-                    show(cohort[slot], self.memory.rows[slot, : len(cohort[slot])], report.rejected)
+
+        def take(number: int, report: ChunkReport, rows: Tensor, buffers: Tensor) -> None:
+            if report.failures and self.config.on_client_error == "stop":
+                raise ClientError(f"client {report.failures[0].client}: {report.failures[0].text}")
+            reports.append(report)
+            if not assignment.full:
+                self.buffers.collect(plan.chunks[number], buffers, report.rejected)
+            if show is not None:
+                show(plan.chunks[number], rows, report.rejected)
+
+        if self.ranks is not None:
+            self.ranks.tell((self.engine, assignment))
+            self._share_state(self.ranks)
+        for partial in self._train(plan, plan.shares[0], take):
+            total += partial
+        if self.ranks is not None:
+            self._receive(plan, self.ranks, total, take)
         return total, reports
 
-    def _has_odd(self, chunks: int) -> bool:
-        """Whether two threads share the last of so many chunks: of the engine whose chunks take longest."""
-        return self.trainer.stacked is None and chunks > 1 and chunks % 2 == 1
+    def _train(self, plan: "_Plan", blocks: range, take: Take) -> Iterator[Tensor]:
+        """Trains the chunks of some blocks, a cohort at a time; yields the sum of every block, valid until the next."""
+        partial: Tensor | None = None
+        numbers = plan.numbers(blocks)
+        for first in range(numbers.start, numbers.stop, self.slots):
+            cohort = plan.chunks[first : min(first + self.slots, numbers.stop)]
+            # two threads share an odd last chunk of the engine whose chunks take longest
+            odd = self.trainer.stacked is None and len(plan.chunks) % 2 == 1 and len(plan.chunks) > 1
+            odd = odd and first + len(cohort) == len(plan.chunks)
+            for slot, report in enumerate(self.pool.train(plan.assignment, cohort, odd)):
+                number, count = first + slot, len(cohort[slot])
+                take(number, report, self.memory.rows[slot, :count], self.memory.buffers[slot, :count])
+                piece = self.memory.totals[slot].cpu()
+                if plan.per_block > 1:
+                    piece = piece.double() if partial is None else partial.add_(piece)
+                partial = piece
+                if (number + 1) % plan.per_block == 0 or number + 1 == len(plan.chunks):
+                    yield partial
+                    partial = None
+
+    # ---- over several ranks
+
+    def _share_state(self, ranks: Ranks) -> None:
+        """What a round starts from, on every rank."""
+        for tensor in (self.memory.x_t, self.buffers.mean, self.buffers.own):
+            here = tensor.cpu()
+            ranks.broadcast(here)
+            if here is not tensor:
+                tensor.copy_(here)
+
+    def follow(self, assignment: Assignment) -> None:
+        """A rank that does not lead: trains its share of the clients and sends rank 0 what came of it."""
+        assert self.ranks is not None
+        self._share_state(self.ranks)
+        plan, reports, rows, buffers = _Plan(self, assignment), [], [], []
+
+        def take(_: int, report: ChunkReport, sent: Tensor, held: Tensor) -> None:
+            reports.append(report)
+            buffers.append(held.cpu().clone())
+            if assignment.keep:
+                rows.append(sent.cpu().clone())
+
+        partials = [partial.clone() for partial in self._train(plan, plan.shares[self.ranks.rank], take)]
+        self.ranks.gather(reports)
+        for tensor in [torch.stack(partials) if partials else torch.empty(0), *buffers, *rows]:
+            self.ranks.send(tensor)
+
+    def _receive(self, plan: "_Plan", ranks: Ranks, total: Tensor, take: Take) -> None:
+        """Adds what the other ranks send, in their order, which is that of the clients."""
+        reports = ranks.gather(None)
+        for rank in range(1, ranks.world):
+            numbers, d = plan.numbers(plan.shares[rank]), len(total)
+            dtype = self.task.dtype if plan.per_block == 1 else torch.float64
+            partials = ranks.receive(torch.empty(len(plan.shares[rank]), d, dtype=dtype), rank)
+            counts = [len(plan.chunks[number]) for number in numbers]
+            e, wide = len(self.buffers.mean), d if plan.assignment.keep else 0
+            buffers = [ranks.receive(torch.empty(n, e, dtype=torch.float64), rank) for n in counts]
+            for number, count, report, held in zip(numbers, counts, reports[rank], buffers, strict=True):
+                take(number, report, ranks.receive(torch.empty(count, wide, dtype=self.task.dtype), rank), held)
+            for partial in partials:
+                total += partial
 
     def full(self) -> Tensor:
         """The full pseudo-gradient at the round's x_t: the mean over all clients, equally weighted, of what they would
@@ -109,10 +175,9 @@ class CohortRounds:
 
         For one local step that is the gradient of f; for epochs it is the reading taken here of "the full gradient".
         """
-        everyone = np.arange(self.config.clients)
-        total, reports = self._sum(Assignment(0, full=True), everyone, None)
+        total, reports = self._sum(Assignment(0, full=True), None)
         rejected = sum(len(report.rejected) for report in reports)
-        return (total / max(1, len(everyone) - rejected)).to(self.task.dtype)
+        return (total / max(1, self.config.clients - rejected)).to(self.task.dtype)
 
     def evaluate(self, x: Tensor) -> dict[str, list[float | None]]:
         return {name: [value] for name, value in self.task.evaluate(x, self.buffers.mean).items()}
@@ -126,6 +191,39 @@ class CohortRounds:
     def close(self) -> None:
         """Ends the workers."""
         self.pool.close()
+
+
+class _Plan:
+    """Who trains whom: the clients of an assignment in chunks, chunks in blocks, blocks shared among the ranks.
+
+    Chunks and blocks belong to the number of clients alone, so that no sum depends on who computes it.
+    """
+
+    def __init__(self, rounds: CohortRounds, assignment: Assignment) -> None:
+        c, size = rounds.config, rounds.chunk
+        everyone = assignment.full or c.participating == c.clients
+        clients = (
+            np.arange(c.clients)
+            if everyone
+            else seeding.participants(c.seed, assignment.round_, c.clients, c.participating)
+        )
+        self.rounds, self.assignment = rounds, assignment
+        self.chunks = [clients[i : i + size] for i in range(0, len(clients), size)]
+        self.per_block = -(-len(self.chunks) // MOST_PARTIALS)
+        self.blocks = -(-len(self.chunks) // self.per_block)
+
+    @cached_property
+    def shares(self) -> list[range]:
+        """The blocks of every rank, by the samples that their clients process."""
+        if self.rounds.ranks is None:
+            return [range(self.blocks)]
+        sampler = self.rounds.task.sampler
+        chunks = [float(sampler.samples(clients).sum()) for clients in self.chunks]
+        return self.rounds.ranks.share(np.add.reduceat(chunks, np.arange(0, len(chunks), self.per_block)))
+
+    def numbers(self, blocks: range) -> range:
+        """The chunks of consecutive blocks."""
+        return range(blocks.start * self.per_block, min(blocks.stop * self.per_block, len(self.chunks)))
 
 
 def _merge(total: Tensor, reports: list[ChunkReport], count: int) -> RoundResult:

@@ -16,8 +16,8 @@ from ..config import Config
 from ..models import quadratic
 from ..rows import ClientRows, Updates
 from ..seeding import Indices
+from .clients import ModuleRow
 from .rounds import Clock, Observer, RoundResult
-from .sequential import ModuleRow
 
 
 class QuadraticRows(ClientRows):

@@ -1,16 +1,17 @@
-"""What both kinds of rounds share: what a round returns, who may observe it, and the clock that splits its time."""
+"""What both kinds of rounds share: what a round returns, who may observe it, and the clock that splits its time.
+
+A kind of rounds has `measures`, `start`, `run`, `evaluate`, `state_dict`, `load_state_dict` and `close`.
+"""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from ..algorithms import Algorithm
 from ..rows import Floats
-from ..seeding import Indices
 
 PHASES = ("data", "compute", "clip_step", "aggregate", "evaluate")
 
@@ -29,21 +30,6 @@ class Clock:
         now = time.perf_counter()
         self.seconds[phase] += now - self._last
         self._last = now
-
-
-class Chunk(NamedTuple):
-    """Clients that are trained and summed together: where they start, and where their updates and the sum go.
-
-    buffers: each client's as the round begins, changed as its module changes them.
-    """
-
-    algorithm: Algorithm
-    clients: Indices
-    x_t: Tensor
-    rows: Tensor  # (clients, d)
-    total: Tensor  # (d,)
-    buffers: Tensor  # (clients, e)
-    clock: Clock
 
 
 class Observer(Protocol):
@@ -74,23 +60,6 @@ class RoundResult:
     step_norms: Floats
     clipped: tuple[int, int]
     rejected: list[int] = field(default_factory=list)
-
-
-class Rounds(Protocol):
-    """The communication rounds of one configuration, up to the server's sum; measures: what `evaluate` returns."""
-
-    measures: tuple[str, ...]
-
-    def start(self) -> Tensor: ...
-    def run(
-        self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock
-    ) -> RoundResult:
-        """One round from x with the threshold of every seed."""
-
-    def evaluate(self, x: Tensor) -> dict[str, list[float | None]]: ...
-    def state_dict(self) -> dict[str, Tensor]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 def quantiles(values: Floats) -> list[float] | None:

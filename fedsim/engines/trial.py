@@ -11,9 +11,9 @@ from ..batches import LocalWork
 from ..errors import InputError
 from ..learning_task import LearningTask
 from ..seeding import Indices
-from .buffers import ClientBuffers
-from .chunks import ChunkTrainer, keep_random_state
-from .rounds import Chunk, Clock
+from .chunks import ChunkTrainer, ClientBuffers, keep_random_state
+from .clients import Chunk
+from .rounds import Clock
 from .workers import use_threads
 
 STEPS = 2  # local steps of every client in the trial

@@ -1,18 +1,103 @@
-"""All clients of a chunk at once: their models are the rows of a matrix, a step is one batched gradient."""
+"""Local work of clients: one after another in a module (sequential), or as rows of one matrix (stacked)."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fatclip_ops import batched_clipped_sgd_
+from fatclip_ops import FatClipOptimizer, FatClipPI, batched_clipped_sgd_
 
+from .. import seeding
 from ..algorithms import Algorithm
 from ..batches import Batch, LocalWork
 from ..learning_task import LearningTask
 from ..rows import ClientRows, Updates
-from .rounds import Chunk
+from ..seeding import Indices
+from .rounds import Clock
+
+
+class Chunk(NamedTuple):
+    """Clients that are trained and summed together: where they start, and where their updates and the sum go.
+
+    buffers: each client's as the round begins, changed as its module changes them.
+    """
+
+    algorithm: Algorithm
+    clients: Indices
+    x_t: Tensor
+    rows: Tensor  # (clients, d)
+    total: Tensor  # (d,)
+    buffers: Tensor  # (clients, e)
+    clock: Clock
+
+
+class ModuleRow(ClientRows):
+    """A single client, whose gradients autograd has left in the parameters: `sgd_` takes them from there.
+
+    X: (1, d), of which the parameters are views.
+    """
+
+    def __init__(self, X: Tensor, params: list[nn.Parameter], optimizer: FatClipOptimizer) -> None:
+        super().__init__(X, X)
+        self._params, self._optimizer = params, optimizer
+
+    @property
+    def G(self) -> Tensor:  # noqa: N802
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
+        return torch.cat([grad.reshape(-1) for grad in grads])[None]
+
+    def sgd_(self, lr: float, lam: float = math.inf) -> None:
+        self.step_lam = lam
+        self._optimizer.param_groups[0].update(lr=lr, lam=lam)
+        self._optimizer.step()
+        self._norms = self._optimizer.last_norm
+
+
+class SequentialEngine:
+    """Trains one client at a time: a module whose parameters are views of the client's row, by autograd."""
+
+    def __init__(self, task: LearningTask) -> None:
+        self.task = task
+        self.params = task.model.params
+        self.optimizer = FatClipPI(self.params, lr=task.config.eta_l, lam=math.inf)
+
+    def train(self, chunk: Chunk, number: int, work: LocalWork, step_norms: Tensor) -> float:
+        """One client of a chunk: its row becomes its displacement, or nan where a gradient was not finite.
+
+        Returns the threshold of its steps.
+        """
+        row, task, model, clock = chunk.rows[number], self.task, self.task.model, chunk.clock
+        row.copy_(chunk.x_t)
+        for p, view in zip(self.params, model.split(row.data), strict=True):
+            p.data = view
+        has_buffers = chunk.buffers.numel() > 0
+        if has_buffers:
+            model.load_buffers(chunk.buffers[number])
+        client = ModuleRow(row[None], self.params, self.optimizer)
+        for k, batch in enumerate(work.batches):
+            at = task.on_device(batch.index[0, : batch.counts[0]])
+            *stored, y = (d[at] for d in task.data)
+            clock.lap("data")
+            self.optimizer.zero_grad()
+            if model.draws:
+                key = seeding.keys(task.config.seed, "module", work.round_, chunk.clients[number])
+                torch.manual_seed(seeding.as_seed(seeding.fold(key, k)))
+            model.loss(model.call(model.module, stored), y).backward()
+            clock.lap("compute")
+            chunk.algorithm.local_step(client)
+            norm = float(client.take_norms())
+            clock.lap("clip_step")
+            step_norms[k] = norm
+            if not math.isfinite(norm):
+                row.fill_(math.nan)
+                return client.step_lam
+        torch.sub(chunk.x_t, row, out=row)
+        if has_buffers:
+            chunk.buffers[number] = model.read_buffers()
+        clock.lap("clip_step")
+        return client.step_lam
 
 
 class StackedRows(ClientRows):
@@ -86,7 +171,7 @@ class OneStepRows(ClientRows):
 
 
 class StackedEngine:
-    """Trains the clients of a chunk side by side, with the model's batched gradients."""
+    """Trains the clients of a chunk side by side: their models are rows, a step is one batched gradient."""
 
     def __init__(self, task: LearningTask) -> None:
         self.task = task
@@ -101,7 +186,9 @@ class StackedEngine:
             single = OneStepRows(x_t, rows)
             algorithm.local_step(single)
             return single.updates(total, self.task.unit)
-        gradients = self._room(rows)
+        if len(self._scratch) < len(rows):
+            self._scratch = torch.empty_like(rows)
+        gradients = self._scratch[: len(rows)]
         clients = StackedRows(rows.copy_(x_t), gradients)
         norms, had = [], []
         for k, batch in enumerate(work.batches):
@@ -122,8 +209,3 @@ class StackedEngine:
         chunk.clock.lap("data")
         self.task.model.gradients_at(rows, self.task.data, index, batch.counts, chunk.buffers, out)
         chunk.clock.lap("compute")
-
-    def _room(self, rows: Tensor) -> Tensor:
-        if self._scratch.shape[0] < rows.shape[0]:
-            self._scratch = torch.empty_like(rows)
-        return self._scratch[: rows.shape[0]]
