@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -25,6 +26,10 @@ class LocalWork:
     round_: int
     steps: Indices
     batches: Iterator[Batch]
+
+    def shortened(self, most: int) -> "LocalWork":
+        """At most so many steps of each client."""
+        return LocalWork(self.round_, np.minimum(self.steps, most), islice(self.batches, most))
 
 
 class BatchSampler:

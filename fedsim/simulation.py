@@ -25,7 +25,7 @@ from .errors import InputError, StoppedError
 from .learning_task import LearningTask
 from .models.base import Model, trainable
 from .problems import OWN
-from .rows import ServerRows
+from .rows import Floats, ServerRows
 
 
 class Simulation:
@@ -103,15 +103,15 @@ class Simulation:
         if observer is not None and len(self.seeds) > 1:
             raise InputError(f"an observer follows one seed, got seeds={list(self.seeds)}")
         began, clock = time.perf_counter(), Clock()
+        if self.rounds_done == 0 and not self.algorithm.clips_rounds and any(t.start is None for t in self._thresholds):
+            self._show_norms(self._rounds.first_norms(self._x))  # so that the first round is clipped, too
         lams = [float(t.current()) for t in self._thresholds] or self._lams
         result = self._rounds.run(self.rounds_done, lams, self._x, observer, clock)
         if self.config.nonfinite == "propagate":
             result.total[result.accepted < self.config.participating] = math.nan
         self._server.step(self.algorithm.with_lam(lams[0]).server_step, result.total, result.accepted)
         if self._thresholds:
-            norms = result.norms if self.algorithm.clips_rounds else result.step_norms
-            for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=True):
-                threshold.observe(torch.from_numpy(seen))
+            self._show_norms(result.norms if self.algorithm.clips_rounds else result.step_norms)
         self.rounds_done += 1
         clock.lap("aggregate")
         found = self.evaluate() if self._evaluates() else dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
@@ -127,6 +127,11 @@ class Simulation:
             "seconds": time.perf_counter() - began,
             "phases": clock.seconds,
         }
+
+    def _show_norms(self, norms: Floats) -> None:
+        """Shows every seed's threshold that seed's norms."""
+        for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=True):
+            threshold.observe(torch.from_numpy(seen))
 
     def _evaluates(self) -> bool:
         return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds

@@ -32,13 +32,14 @@ class Assignment(NamedTuple):
     """What every chunk of a round is to do.
 
     lam: the round's threshold. keep: the rows are wanted, not only their sum.
-    full: every local step on all of a client's samples.
+    full: every local step on all of a client's samples. first: the first local step alone.
     """
 
     round_: int
     lam: float = math.inf
     keep: bool = False
     full: bool = False
+    first: bool = False
 
 
 class Failure(NamedTuple):
@@ -129,6 +130,8 @@ class ChunkTrainer:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
         sampler, algorithm = self.task.sampler, self.algorithm.with_lam(assignment.lam)
         draw: Draw = sampler.draw_everything if assignment.full else partial(sampler.draw, assignment.round_)
+        if assignment.first:
+            draw = lambda some: sampler.draw(assignment.round_, some).shortened(1)  # noqa: E731
         if buffers.numel():
             buffers.copy_(self.buffers.of(clients))
         chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import seeding
 from ..errors import ClientError
 from ..learning_task import LearningTask
+from ..rows import Floats
 from ..seeding import Indices
 from .chunks import Assignment, ChunkReport, ChunkTrainer, ClientBuffers
 from .memory import keep_freed_memory
@@ -93,7 +94,7 @@ class CohortRounds:
             if report.failures and self.config.on_client_error == "stop":
                 raise ClientError(f"client {report.failures[0].client}: {report.failures[0].text}")
             reports.append(report)
-            if not assignment.full:
+            if not (assignment.full or assignment.first):
                 self.buffers.collect(plan.chunks[number], buffers, report.rejected)
             if show is not None:
                 show(plan.chunks[number], rows, report.rejected)
@@ -178,6 +179,12 @@ class CohortRounds:
         total, reports = self._sum(Assignment(0, full=True), None)
         rejected = sum(len(report.rejected) for report in reports)
         return (total / max(1, self.config.clients - rejected)).to(self.task.dtype)
+
+    def first_norms(self, x: Tensor) -> Floats:
+        """||g|| of the first round's participants at x, before any step."""
+        self.memory.x_t.copy_(x)
+        _, reports = self._sum(Assignment(0, first=True), None)
+        return np.concatenate([report.step_norms[0] for report in reports])
 
     def evaluate(self, x: Tensor) -> dict[str, list[float | None]]:
         return {name: [value] for name, value in self.task.evaluate(x, self.buffers.mean).items()}

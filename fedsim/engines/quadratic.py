@@ -14,7 +14,7 @@ from .. import noise, seeding
 from ..algorithms import Algorithm
 from ..config import Config
 from ..models import quadratic
-from ..rows import ClientRows, Updates
+from ..rows import ClientRows, Floats, Updates
 from ..seeding import Indices
 from .clients import ModuleRow
 from .rounds import Clock, Observer, RoundResult
@@ -108,8 +108,7 @@ class QuadraticRounds:
     ) -> RoundResult:
         """One round from x (seeds, dim); seeds whose thresholds differ are trained apart."""
         chosen = self.participants(round_)
-        at = torch.from_numpy(chosen)[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
-        xi = self.noise(round_).gather(1, at)
+        xi = self._noise_of(round_, chosen)
         clock.lap("data")
         train = self._train_stacked if self.engine == "stacked" else self._train_one_by_one
         groups = [(lams[0], x, xi)]
@@ -127,6 +126,15 @@ class QuadraticRounds:
         result = _result(parts, chosen)
         clock.lap("aggregate")
         return result
+
+    def _noise_of(self, round_: int, chosen: Indices) -> Tensor:
+        at = torch.from_numpy(chosen)[:, :, None, None].expand(-1, -1, self.steps, self.config.dim)
+        return self.noise(round_).gather(1, at)
+
+    def first_norms(self, x: Tensor) -> Floats:
+        """||g|| of the first round's participants at x, before any step: those of the first seed, then the next."""
+        found: Floats = row_norms((x[:, None] + self._noise_of(0, self.participants(0))[:, :, 0]).flatten(0, 1)).numpy()
+        return found
 
     def _train_stacked(self, algorithm: Algorithm, x: Tensor, xi: Tensor, clock: Clock) -> QuadraticUpdates:
         seeds, count, steps, dim = xi.shape

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from itertools import islice
 
 import numpy as np
 import torch
@@ -80,5 +79,4 @@ class _Trial:
             return time.perf_counter() - begun, updates.deltas.clone()
 
     def _draw(self, clients: Indices) -> LocalWork:
-        work = self.task.sampler.draw(0, clients)
-        return LocalWork(0, np.minimum(work.steps, STEPS), islice(work.batches, STEPS))
+        return self.task.sampler.draw(0, clients).shortened(STEPS)

@@ -21,27 +21,45 @@ def run(rounds=5, **settings):
         return s.x.clone(), [r["lam"][0] for r in records]
 
 
+def norms_of_round(s):
+    """One round with a fixed lam; what was seen in it."""
+    seen, inner = [], s._rounds.run
+    s._rounds.run = lambda *args: seen.append(inner(*args)) or seen[0]
+    assert "lam" not in s.step()
+    return seen[0]
+
+
 @EACH
 def test_every_round_clips_with_the_quantile_of_the_rounds_before(algorithm):
     """By rounds of fixed lam, each from where the last one ended."""
     x, lams = run(algorithm=algorithm)
     by_hand, state = Quantile(0.5), None
+    if algorithm == "fatclip-pi":  # begins with the gradients at x_0: those of a round of one step
+        with simulation(**{**SETTINGS, "lam": math.inf, "local_steps": 1}) as s:
+            by_hand.observe(torch.from_numpy(norms_of_round(s).step_norms))
     for number, lam in enumerate(lams):
         assert lam == by_hand.current()
         with simulation(**{**SETTINGS, "algorithm": algorithm, "lam": lam}) as s:
             if state is not None:
                 s.load_state_dict(state)
-            seen = []
-            inner = s._rounds.run
-            s._rounds.run = lambda *args, inner=inner, seen=seen: seen.append(inner(*args)) or seen[0]
-            assert "lam" not in s.step()
+            seen = norms_of_round(s)
             state = s.state_dict()
-        found = seen[0].norms if algorithm == "fatclip-pr" else seen[0].step_norms
-        by_hand.observe(torch.from_numpy(found))
+        by_hand.observe(torch.from_numpy(seen.norms if algorithm == "fatclip-pr" else seen.step_norms))
         assert state["rounds_done"] == number + 1
     assert torch.equal(x, state["x"])
-    assert lams[0] == math.inf
+    assert (lams[0] == math.inf) == (algorithm == "fatclip-pr")
     assert len(set(lams)) == 5
+
+
+def test_the_first_round_of_pi_is_clipped_where_its_norms_would_explode():
+    """Without a start; at this rate x, and with it the gradient, is four times as long after every step."""
+    settings = {**SETTINGS, "problem": "quadratic", "partition": "iid", "eta_l": 5.0, "local_steps": 5}
+    with simulation(**{**settings, "lam": math.inf}) as s:
+        unclipped = s.step()["step_norms"][2]
+    with simulation(**settings) as s:
+        record = s.step()
+    assert record["lam"][0] == pytest.approx(unclipped / 16)  # the median norm is that of the third of five steps
+    assert record["clipped"] > 0
 
 
 @EACH
