@@ -90,18 +90,14 @@ class QuadraticRounds:
         """xi of every (seed, client, step) of a round, as (seeds, clients, steps, dim); drawn for a block of rounds."""
         block, at = divmod(round_, self.block)
         if self._noise is None or self._noise[0] != block:
-            self._noise = (block, self._draw(block))
+            c, shape = self.config, (self.block, self.steps, self.config.dim)
+            out = np.empty((len(self.seeds), c.clients, *shape))
+            for i, seed in enumerate(self.seeds):
+                for client in range(c.clients):
+                    rng = seeding.generator(seed, "noise", block, client)
+                    out[i, client] = noise.sample(c.noise, shape, rng, alpha=c.noise_alpha, scale=c.noise_scale)
+            self._noise = block, torch.from_numpy(out).to(self.dtype)
         return self._noise[1][:, :, at]
-
-    def _draw(self, block: int) -> Tensor:
-        c = self.config
-        shape = (self.block, self.steps, c.dim)
-        out = np.empty((len(self.seeds), c.clients, *shape))
-        for i, seed in enumerate(self.seeds):
-            for client in range(c.clients):
-                rng = seeding.generator(seed, "noise", block, client)
-                out[i, client] = noise.sample(c.noise, shape, rng, alpha=c.noise_alpha, scale=c.noise_scale)
-        return torch.from_numpy(out).to(self.dtype)
 
     def run(
         self, round_: int, lams: Sequence[float], x: Tensor, observer: Observer | None, clock: Clock

@@ -31,34 +31,32 @@ _TOKEN = struct.Struct("i")
 def use_threads(count: int) -> Iterator[None]:
     """Fixes the number of threads: the sums in a product depend on it, and the bits must not."""
     before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
+    if before != count:  # setting it costs more than asking
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if before != count:
+            torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
-def pin_to_core(core: int | None) -> Iterator[None]:
-    """Keeps this thread on one core: woken by a pipe, two processes are often put on the same one."""
-    if core is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+def pin_to_core(cores: set[int]) -> Iterator[None]:
+    """Keeps this thread on these cores: woken by a pipe, two processes are often put on the same one."""
+    before = os.sched_getaffinity(0) if cores else set()
+    if cores:
+        os.sched_setaffinity(0, cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        if cores:
+            os.sched_setaffinity(0, before)
 
 
-def cores_for(workers: int) -> list[int] | list[None]:
+def cores_for(workers: int) -> list[set[int]]:
     """A core for every process, where they need all there are; otherwise the system finds free ones better."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return cores if len(cores) == workers else [None] * workers
+    return [{core} for core in cores] if len(cores) == workers else [set()] * workers
 
 
 @dataclass
@@ -91,7 +89,7 @@ class WorkerPool:
         self._others = workers - 1
         self._tokens = (-1, -1)
         self._rows: Tensor | None = None
-        self._cores: list[int] | list[None] = [None]
+        self._cores: list[set[int]] = [set()]
         self._crew: list[tuple[Any, Connection]] = []
 
     def train(self, assignment: Assignment, cohort: list[Indices], odd: bool = False) -> list[ChunkReport]:
@@ -117,14 +115,10 @@ class WorkerPool:
 
     def _run(self, assignment: Assignment, slot: int, clients: Indices) -> ChunkReport:
         """One chunk; rows that are not kept reuse the memory of the last chunk's, which is still in cache."""
-        memory = self.memory
-        if assignment.keep:
-            rows = memory.rows[slot]
-        else:
-            if self._rows is None:
-                self._rows = torch.empty_like(memory.rows[0])
-            rows = self._rows
-        count = len(clients)
+        memory, count = self.memory, len(clients)
+        if self._rows is None and not assignment.keep:
+            self._rows = torch.empty_like(memory.rows[0])
+        rows = memory.rows[slot] if assignment.keep or self._rows is None else self._rows
         where = memory.x_t, rows[:count], memory.totals[slot], memory.buffers[slot, :count]
         return self.trainer.run(assignment, clients, *where)
 
@@ -147,8 +141,7 @@ class WorkerPool:
                 self._crew[i] = self._fork(i + 1)
             else:
                 done.update(answer)
-        lost = [slot for slot in range(len(cohort)) if slot not in done]
-        for slot in lost:
+        for slot in set(range(len(cohort))) - set(done):
             done[slot] = self._give_up(cohort[slot], slot, "; ".join(deaths))
         return done
 
@@ -173,13 +166,12 @@ class WorkerPool:
         return ChunkReport(nan, nan[None], (0, 0), names, [Failure(names[0], text)])
 
     def _start(self) -> None:
-        if self._crew:
-            return
-        self._tokens = os.pipe()
-        os.set_blocking(self._tokens[0], False)
-        self._cores = cores_for(self._others + 1)
-        for i in range(self._others):
-            self._crew.append(self._fork(i + 1))
+        if not self._crew:
+            self._tokens = os.pipe()
+            os.set_blocking(self._tokens[0], False)
+            self._cores = cores_for(self._others + 1)
+            for i in range(self._others):
+                self._crew.append(self._fork(i + 1))
 
     def _fork(self, number: int) -> tuple[Any, Connection]:
         context = multiprocessing.get_context("fork")
@@ -190,7 +182,7 @@ class WorkerPool:
         there.close()
         return process, here
 
-    def _serve(self, pipe: Connection, inherited: list[Connection], core: int | None) -> None:
+    def _serve(self, pipe: Connection, inherited: list[Connection], cores: set[int]) -> None:
         """The main loop of a worker; it ends with its parent, because then the pipe ends."""
         for other in inherited:
             other.close()
@@ -199,15 +191,14 @@ class WorkerPool:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler inherited from the parent
         torch.set_num_threads(1)
         self._rows = None
-        with pin_to_core(core), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        with pin_to_core(cores), contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
             while True:
-                pipe.send(self._answer(*pipe.recv()))
-
-    def _answer(self, assignment: Assignment, cohort: list[Indices]) -> Any:
-        try:
-            return self._drain(assignment, cohort)
-        except Exception:
-            return f"a worker raised:\n{traceback.format_exc()}"
+                assignment, cohort = pipe.recv()
+                try:
+                    answer: Any = self._drain(assignment, cohort)
+                except Exception:
+                    answer = f"a worker raised:\n{traceback.format_exc()}"
+                pipe.send(answer)
 
     def close(self) -> None:
         """Ends the workers."""
