@@ -33,7 +33,6 @@ class Simulation:
 
     seeds: several only for the quadratic problem, where all of them advance as one; otherwise (config.seed,).
     dataset, model: in place of those the configuration names (see fedsim.learning_task.LearningTask).
-    ranks: the processes of torchrun that share a round's clients; rank 0 calls `step`, the others `follow`.
     The result depends on config and seed only, not on engine cohort size or workers (engines: to float accuracy).
 
     >>> with Simulation(Config(noise="cauchy", rounds=2, local_steps=2), seeds=(0, 1)) as simulation:
@@ -49,9 +48,9 @@ class Simulation:
         data_root: Path | None = None,
         dataset: Dataset | ClientData | None = None,
         model: Model | None = None,
-        ranks: Ranks | None = None,
     ) -> None:
-        self.config, self._ranks = config, ranks
+        self.config = config
+        self.ranks: Ranks | None = None
         self.seeds = (config.seed,) if seeds is None else tuple(seeds)
         problem = config.about
         if not self.seeds or (len(self.seeds) > 1 and not problem.stacks_seeds):
@@ -91,7 +90,7 @@ class Simulation:
     def _rounds(self) -> QuadraticRounds | CohortRounds:
         if self.task is None:
             return QuadraticRounds(self.config, self.seeds, self.engine)
-        return CohortRounds(self.task, self.engine, self._ranks)
+        return CohortRounds(self.task, self.engine, self.ranks)
 
     @property
     def x(self) -> Tensor:
@@ -180,10 +179,15 @@ class Simulation:
         self._x.copy_(x)
         self.rounds_done = int(state["rounds_done"])
 
+    def share(self, ranks: Ranks) -> None:
+        """Shares the clients of all rounds with the other ranks: rank 0 steps, the others follow."""
+        ranks.check_same(self.config.to_dict())
+        self.ranks = ranks
+
     def follow(self) -> None:
         """On a rank that does not lead: trains its share of the clients until rank 0 closes the simulation."""
-        assert self._ranks is not None
-        while message := self._ranks.tell():
+        assert self.ranks is not None
+        while message := self.ranks.tell():
             engine, assignment = message
             self._choice = engine, "as rank 0 says"
             if isinstance(self._rounds, CohortRounds):
@@ -200,5 +204,5 @@ class Simulation:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
         # after any other error the ranks may wait for something else; they end when this process does
-        if self._ranks is not None and self._ranks.leads and (kind is None or issubclass(kind, StoppedError)):
-            self._ranks.tell(None)
+        if self.ranks is not None and self.ranks.leads and (kind is None or issubclass(kind, StoppedError)):
+            self.ranks.tell(None)

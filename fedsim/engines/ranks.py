@@ -41,6 +41,12 @@ class Ranks:
                 dist.init_process_group("gloo", timeout=TIMEOUT)
         return cls(dist.get_rank(), dist.get_world_size())
 
+    def leave(self) -> None:
+        """Ends the group once all ranks are done with it: torch ends its threads badly when the interpreter does."""
+        with _lost():
+            dist.barrier()
+            dist.destroy_process_group()
+
     @property
     def leads(self) -> bool:
         return self.rank == 0
