@@ -1,4 +1,4 @@
-"""`python -m benchmarks kernels | rounds | growth | engines | thresholds | flower | gpu`; each takes --help."""
+"""`python -m benchmarks kernels | rounds | growth | engines | ranks | thresholds | flower | gpu`; each takes --help."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ COMMANDS = {
     "rounds": "a simulated round against a plain loop, pfl, fedjax and Flower",
     "growth": "a round with more clients, steps and parameters",
     "engines": "fedsim's two engines on every model",
+    "ranks": "a round over the ranks of torchrun against workers",
     "thresholds": "FAT-Clipping-PI with lam right, wrong and by quantile",
     "flower": "a server's round of Flower messages against Flower's own clipping",
     "gpu": "tests and speed of the CUDA kernels, for users with a GPU",
