@@ -127,45 +127,36 @@ def find_device(config: Config) -> torch.device:
 
 def deal(config: Config, dataset: Dataset) -> ClientData:
     """A data set dealt to the clients of a configuration; roles bring their test samples with them."""
-    parts, test = _client_samples(config, dataset), (dataset.test_x, dataset.test_y)
+    clients, count, parts = config.clients, len(dataset.y), [np.arange(len(dataset.y))]
+    test = (dataset.test_x, dataset.test_y)
     if config.partition == "roles":
-        kept = np.concatenate((dataset.test_roles or [])[: config.clients])
-        test = (dataset.test_x[kept], dataset.test_y[kept])
-    return ClientData(Split(Samples((dataset.x,), dataset.y), parts), Samples((test[0],), test[1]))
+        roles = dataset.roles or []
+        if clients > len(roles):
+            raise InputError(f"clients={clients} is more than the {len(roles)} roles of {dataset.name}")
+        kept = np.concatenate((dataset.test_roles or [])[:clients])
+        parts, test = [np.asarray(role) for role in roles[:clients]], (dataset.test_x[kept], dataset.test_y[kept])
+    elif clients > count:
+        raise InputError(f"clients={clients} is more than the {count} samples of {dataset.name}")
+    elif clients > 1:
+        p, concentration = config.classes_per_client, config.concentration
+        cut = partition.choose_cut(config.partition, clients, p=p, concentration=concentration, seed=config.seed)
+        parts = list(cut(dataset.y.numpy()))
+    chosen = _choose_samples(config, parts)
+    return ClientData(Split(Samples((dataset.x,), dataset.y), chosen), Samples((test[0],), test[1]))
 
 
-def _client_samples(config: Config, dataset: Dataset) -> list[Indices]:
-    """The samples of each client, at most samples_per_client of them."""
-    parts = _all_samples(config, dataset)
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise InputError(f"clients={config.clients}: client {client} would have no samples; use fewer clients")
-    wanted = config.samples_per_client
+def _choose_samples(config: Config, parts: list[Indices]) -> list[Indices]:
+    """At most samples_per_client of every client's samples."""
+    wanted, sizes = config.samples_per_client, np.array([len(part) for part in parts])
+    if not sizes.all():
+        empty = int(np.argmin(sizes))
+        raise InputError(f"clients={config.clients}: client {empty} would have no samples; use fewer clients")
     if wanted is None:
         return parts
-    fewest = min(len(part) for part in parts)
-    if config.partition in ("classes", "iid") and fewest < wanted:
-        raise InputError(f"samples_per_client={wanted} is more than the {fewest} samples a client can have")
-    sizes = np.array([len(part) for part in parts])
+    if config.partition in ("classes", "iid") and sizes.min() < wanted:
+        raise InputError(f"samples_per_client={wanted} is more than the {sizes.min()} samples a client can have")
     key = seeding.keys(config.seed, "partition", 0, np.arange(len(parts)))
     return [
         part[np.sort(seeding.permuted(key[i : i + 1], sizes[i : i + 1], 0, min(wanted, len(part)))[0])]
         for i, part in enumerate(parts)
     ]
-
-
-def _all_samples(config: Config, dataset: Dataset) -> list[Indices]:
-    clients, count = config.clients, len(dataset.y)
-    if config.partition == "roles":
-        if dataset.roles is None or clients > len(dataset.roles):
-            most = 0 if dataset.roles is None else len(dataset.roles)
-            raise InputError(f"clients={clients} is more than the {most} roles of {dataset.name}")
-        return [np.asarray(role) for role in dataset.roles[:clients]]
-    if clients > count:
-        raise InputError(f"clients={clients} is more than the {count} samples of {dataset.name}")
-    if clients == 1:
-        return [np.arange(count)]
-    cut = partition.choose_cut(
-        config.partition, clients, p=config.classes_per_client, concentration=config.concentration, seed=config.seed
-    )
-    return list(cut(dataset.y.numpy()))

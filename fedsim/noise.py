@@ -19,17 +19,13 @@ import numpy as np
 from .errors import InputError
 
 KINDS = ("none", "gaussian", "cauchy", "stable", "pareto")
+Shape = int | Sequence[int]
 
 _TINY = np.finfo(np.float64).tiny
 
 
 def sample(
-    kind: str,
-    shape: int | Sequence[int],
-    rng: np.random.Generator,
-    *,
-    alpha: float | None = None,
-    scale: float = 1.0,
+    kind: str, shape: Shape, rng: np.random.Generator, *, alpha: float | None = None, scale: float = 1.0
 ) -> np.ndarray:
     """Draw independent noise of one kind as a float64 array.
 
@@ -43,7 +39,12 @@ def sample(
     if kind == "none" or scale == 0:
         return np.zeros(shape)
     with np.errstate(over="ignore"):  # inf is the answer for a value beyond float64
-        return np.asarray(_draw(kind, shape, rng, alpha, float(scale)))
+        if kind == "gaussian" or (kind == "stable" and alpha == 2):
+            return np.asarray(rng.standard_normal(shape) * (scale if kind == "gaussian" else math.sqrt(2) * scale))
+        if kind == "cauchy" or (kind == "stable" and alpha == 1):
+            return np.asarray(rng.standard_cauchy(shape) * scale)
+        assert alpha is not None  # check() refused it for the kinds that are left
+        return np.asarray((_stable if kind == "stable" else _pareto)(float(alpha), float(scale), shape, rng))
 
 
 def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
@@ -58,20 +59,7 @@ def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
         raise InputError(f"noise alpha must be a finite number > 0 for pareto noise, got {alpha}")
 
 
-def _draw(
-    kind: str, shape: int | Sequence[int], rng: np.random.Generator, alpha: float | None, scale: float
-) -> np.ndarray:
-    if kind == "gaussian":
-        return rng.standard_normal(shape) * scale
-    if kind == "cauchy" or (kind == "stable" and alpha == 1):
-        return rng.standard_cauchy(shape) * scale
-    if kind == "stable" and alpha == 2:
-        return rng.standard_normal(shape) * (math.sqrt(2) * scale)
-    assert alpha is not None  # check() refused it for the kinds that are left
-    return (_stable if kind == "stable" else _pareto)(float(alpha), scale, shape, rng)
-
-
-def _signed_uniform(shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def _signed_uniform(shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """Uniform on (-1/2, 1/2), symmetric to the last bit, and never -1/2, 0 or 1/2.
 
     The draws are the odd multiples of 2^-54, so both tails reach equally far and no logarithm meets a zero.
@@ -82,7 +70,7 @@ def _signed_uniform(shape: int | Sequence[int], rng: np.random.Generator) -> np.
     return s
 
 
-def _stable(alpha: float, scale: float, shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def _stable(alpha: float, scale: float, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """Chambers, Mallows and Stuck (1976), symmetric case, in logarithms.
 
     With V uniform on (-pi/2, pi/2) and W exponential:
@@ -102,7 +90,7 @@ def _stable(alpha: float, scale: float, shape: int | Sequence[int], rng: np.rand
     return x
 
 
-def _pareto(alpha: float, scale: float, shape: int | Sequence[int], rng: np.random.Generator) -> np.ndarray:
+def _pareto(alpha: float, scale: float, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     """Invert the tail function: |X| = scale * U^(-1/alpha); sign and U come from one draw."""
     s = _signed_uniform(shape, rng)
     x: np.ndarray = np.copysign(np.exp(math.log(scale) - np.log(2 * np.abs(s)) / alpha), s)

@@ -45,7 +45,8 @@ def check_memory(config: Config, seeds: int = 1) -> None:
     if needed > there:
         steps = f"local_epochs={config.local_epochs}" if config.local_epochs else f"local_steps={config.local_steps}"
         more = f", dim={config.dim} and {seeds} seeds" if config.about.stacks_seeds else ""
-        amount = f"about {_in_words(needed)} of memory, this machine has {_in_words(there)}"
+        words = [f"{n // 10**12:,} TB" if n >= 10**12 else f"{n / 10**9:,.0f} GB" for n in (needed, there)]
+        amount = f"about {words[0]} of memory, this machine has {words[1]}"
         raise InputError(f"clients={config.clients}, {steps}{more} need {amount}; reduce one of them")
 
 
@@ -62,7 +63,3 @@ def bytes_needed(config: Config, seeds: int = 1) -> int:
     drawn = config.clients * steps * seeding.noise_block(config.clients, steps, config.dim)
     used = config.participating * (steps + 5)
     return norms + seeds * config.dim * (drawn * (8 + width % 8) + used * width)
-
-
-def _in_words(count: int) -> str:
-    return f"{count // 10**12:,} TB" if count >= 10**12 else f"{count / 10**9:,.0f} GB"
