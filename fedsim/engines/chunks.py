@@ -4,7 +4,6 @@ A chunk is the unit of batched products and of partial sums. Its size belongs to
 result has the same bits for every cohort size and every number of workers.
 """
 
-import contextlib
 import math
 import traceback
 from collections.abc import Callable
@@ -32,14 +31,14 @@ class Assignment(NamedTuple):
     """What every chunk of a round is to do.
 
     lam: the round's threshold. keep: the rows are wanted, not only their sum.
-    full: every local step on all of a client's samples. first: the first local step alone.
+    full: every local step on all of a client's samples. most_steps: no more local steps than these.
     """
 
     round_: int
     lam: float = math.inf
     keep: bool = False
     full: bool = False
-    first: bool = False
+    most_steps: int | None = None
 
 
 class Failure(NamedTuple):
@@ -130,12 +129,13 @@ class ChunkTrainer:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
         sampler, algorithm = self.task.sampler, self.algorithm.with_lam(assignment.lam)
         draw: Draw = sampler.draw_everything if assignment.full else partial(sampler.draw, assignment.round_)
-        if assignment.first:
-            draw = lambda some: sampler.draw(assignment.round_, some).shortened(1)  # noqa: E731
+        if (most := assignment.most_steps) is not None:
+            draw = lambda some: sampler.draw(assignment.round_, some).shortened(most)  # noqa: E731
         if buffers.numel():
             buffers.copy_(self.buffers.of(clients))
         chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())
-        with keep_random_state(self.task.device) if self.task.model.draws else contextlib.nullcontext():
+        device, draws = self.task.device, self.task.model.draws  # a module's draws are seeded step by step
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else [], enabled=draws):
             updates, failures = self._train(chunk, draw)
         algorithm.send(updates)
         rejected = [int(clients[i]) for i in updates.rejected]
@@ -170,8 +170,3 @@ class ChunkTrainer:
                 chunk.rows[i] = math.nan
         scale, found = 1 / self.task.unit, step_norms.numpy()
         return Updates(chunk.rows, chunk.total, scale, step_lam=step_lam, step_norms=found), failures
-
-
-def keep_random_state(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Gives torch's generators back as they were: the modules' draws are seeded step by step."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

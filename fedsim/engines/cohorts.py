@@ -94,7 +94,7 @@ class CohortRounds:
             if report.failures and self.config.on_client_error == "stop":
                 raise ClientError(f"client {report.failures[0].client}: {report.failures[0].text}")
             reports.append(report)
-            if not (assignment.full or assignment.first):
+            if not (assignment.full or assignment.most_steps):
                 self.buffers.collect(plan.chunks[number], buffers, report.rejected)
             if show is not None:
                 show(plan.chunks[number], rows, report.rejected)
@@ -183,7 +183,7 @@ class CohortRounds:
     def first_norms(self, x: Tensor) -> Floats:
         """||g|| of the first round's participants at x, before any step."""
         self.memory.x_t.copy_(x)
-        _, reports = self._sum(Assignment(0, first=True), None)
+        _, reports = self._sum(Assignment(0, most_steps=1), None)
         return np.concatenate([report.step_norms[0] for report in reports])
 
     def evaluate(self, x: Tensor) -> dict[str, list[float | None]]:
