@@ -51,8 +51,7 @@ def make(settings: dict[str, Any], workers: int) -> Simulation:
 def measure(name: str, workers: int) -> None:
     """One row in this process, or in all ranks; prints its numbers."""
     settings, rounds = ROWS[name]
-    ranks = Ranks.join()
-    with make(settings, workers) as simulation:
+    with Ranks.joined() as ranks, make(settings, workers) as simulation:
         if ranks is not None:
             simulation.share(ranks)
         if ranks is not None and not ranks.leads:
@@ -68,8 +67,6 @@ def measure(name: str, workers: int) -> None:
             status = Path("/proc/self/status").read_text()
             peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
             print(json.dumps({"seconds": statistics.median(seconds), "bytes": moved, "MB": round(peak)}), flush=True)
-    if ranks is not None:
-        ranks.leave()
 
 
 def run(name: str, processes: int, kind: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import mmap
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ class LearningTask:
 
 
 def find_device(config: Config) -> torch.device:
-    """The device of a configuration, if this machine has it."""
+    """The device of a configuration, if this machine has it; every rank of torchrun takes its own GPU."""
     device = torch.device(config.device)
+    if config.device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type != "cpu" and (device.index or 0) >= torch.cuda.device_count():
         found = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "no GPU"
         raise InputError(f"device={config.device}: torch {torch.__version__} finds {found} here; use device=cpu")

@@ -15,7 +15,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import InputError, RunError
+from ..errors import InputError, RunError, StoppedError
 from ..rows import Floats
 
 # A killed process is noticed at once, because its connections close; a machine that is cut off, after this time.
@@ -32,19 +32,26 @@ class Ranks:
         self.rank, self.world, self.bytes = rank, world, 0
 
     @classmethod
-    def join(cls) -> "Ranks | None":
-        """The group that torchrun asks this process to join; None where it is alone."""
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
-            return None
-        if not dist.is_initialized():
-            with _lost("the other ranks were not found"):
-                dist.init_process_group("gloo", timeout=TIMEOUT)
-        return cls(dist.get_rank(), dist.get_world_size())
+    @contextlib.contextmanager
+    def joined(cls) -> "Iterator[Ranks | None]":
+        """The group that torchrun asks this process to join; None where it is alone.
 
-    def leave(self) -> None:
-        """Ends the group once all ranks are done with it: torch ends its threads badly when the interpreter does."""
-        with _lost():
-            dist.barrier()
+        It is left in order, once all ranks are done: torch ends its threads badly when the interpreter does.
+        """
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
+            yield None
+            return
+        with _lost("the other ranks were not found"):
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        try:
+            try:
+                yield cls(dist.get_rank(), dist.get_world_size())
+            except StoppedError:
+                dist.barrier()
+                raise
+            with _lost():
+                dist.barrier()
+        finally:
             dist.destroy_process_group()
 
     @property
@@ -112,6 +119,4 @@ def _lost(what: str = "a rank has ended") -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         first = (str(error).splitlines() or [""])[0]
-        raise RunError(
-            f"{what}, so this one stops, too; what is in the run directory can be resumed ({first})"
-        ) from error
+        raise RunError(f"{what}, so this one stops, too; the run can be resumed ({first})") from error

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 
 import own_cases
 import sim_cases
@@ -58,10 +57,8 @@ def digest(name, ranks):
 
 
 if __name__ == "__main__":
-    ranks = Ranks.join()
-    assert ranks is not None
-    digests = {name: digest(name, ranks) for name in CASES}
-    if ranks.leads:
-        print("digests", json.dumps(digests))
-    sys.stdout.flush()
-    ranks.leave()
+    with Ranks.joined() as ranks:
+        assert ranks is not None
+        digests = {name: digest(name, ranks) for name in CASES}
+        if ranks.leads:
+            print("digests", json.dumps(digests), flush=True)
