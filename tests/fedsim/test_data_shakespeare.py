@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from data_cases import SmallShakespeare, play, put
 
-from fedsim.data import leaf, load, plays, shakespeare, windows
+from fedsim.data import load, plays, shakespeare
 from fedsim.errors import InputError
 
 UPPER = """THE PLAY
@@ -111,16 +111,16 @@ def test_the_same_name_in_two_plays_is_two_roles():
 
 
 def test_codes_are_positions_in_the_vocabulary():
-    assert windows.encode(plays.VOCABULARY).tolist() == list(range(80))
+    assert shakespeare.encode(plays.VOCABULARY).tolist() == list(range(80))
     with pytest.raises(ValueError, match="character '#'"):
-        windows.encode("a#b*")
+        shakespeare.encode("a#b*")
 
 
 @pytest.mark.parametrize("length", [82, 83, 85, 90, 181, 1000])
 def test_no_test_label_lies_inside_a_training_window(length):
     """Every character gets its own number, its position, so that a label tells where it came from."""
     positions = np.arange(length)
-    (x, y), (test_x, test_y) = windows.split(windows.windows(positions))
+    (x, y), (test_x, test_y) = shakespeare.split(shakespeare.windows(positions))
     assert len(y) + len(test_y) == length - 80
     assert abs(len(y) - 0.8 * (length - 80)) < 1
     assert max(x.max(), y.max()) < test_y.min()
@@ -187,9 +187,9 @@ TEXT = (
 
 def test_leafs_files_are_read_and_come_first(small, tmp_path):
     small.write(tmp_path)
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", leaf_json(HAMLET=(TEXT, 9), OPHELIA=(TEXT[3:], 5)))
-    put(tmp_path / leaf.FOLDER / "train" / "b.json", leaf_json(LEAR=(TEXT[7:], 2)))
-    put(tmp_path / leaf.FOLDER / "test" / "a.json", leaf_json(HAMLET=(TEXT[20:], 3), LEAR=(TEXT, 1)))
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", leaf_json(HAMLET=(TEXT, 9), OPHELIA=(TEXT[3:], 5)))
+    put(tmp_path / shakespeare.LEAF / "train" / "b.json", leaf_json(LEAR=(TEXT[7:], 2)))
+    put(tmp_path / shakespeare.LEAF / "test" / "a.json", leaf_json(HAMLET=(TEXT[20:], 3), LEAR=(TEXT, 1)))
     data = load("shakespeare", tmp_path)
     assert data.role_names == ["HAMLET", "OPHELIA", "LEAR"]
     assert [len(r) for r in data.roles] == [9, 5, 2]
@@ -199,7 +199,7 @@ def test_leafs_files_are_read_and_come_first(small, tmp_path):
 
 
 def test_leafs_files_without_a_test_set_are_split(tmp_path):
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", leaf_json(HAMLET=(TEXT, 10), ONCE=(TEXT, 1)))
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", leaf_json(HAMLET=(TEXT, 10), ONCE=(TEXT, 1)))
     data = load("shakespeare", tmp_path)
     assert data.role_names == ["HAMLET"]
     assert (len(data.y), len(data.test_y)) == (8, 2)
@@ -224,7 +224,7 @@ def test_leafs_files_without_a_test_set_are_split(tmp_path):
     ids=lambda value: str(value)[:40],
 )
 def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", content)
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", content)
     with pytest.raises(InputError, match=words) as caught:
         load("shakespeare", tmp_path)
     assert "leaf/train" in str(caught.value)
@@ -232,13 +232,13 @@ def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
 
 
 def test_a_folder_in_the_place_of_leafs_file_is_named(tmp_path):
-    (tmp_path / leaf.FOLDER / "train" / "a.json").mkdir(parents=True)
+    (tmp_path / shakespeare.LEAF / "train" / "a.json").mkdir(parents=True)
     with pytest.raises(InputError, match=r"a\.json is not LEAF's Shakespeare: .*Is a directory"):
         load("shakespeare", tmp_path)
 
 
 def test_a_user_in_two_files_is_refused(tmp_path):
     for name in ("a.json", "b.json"):
-        put(tmp_path / leaf.FOLDER / "train" / name, leaf_json(HAMLET=(TEXT, 3)))
+        put(tmp_path / shakespeare.LEAF / "train" / name, leaf_json(HAMLET=(TEXT, 3)))
     with pytest.raises(InputError, match=r"b.json has user 'HAMLET'"):
         load("shakespeare", tmp_path)
