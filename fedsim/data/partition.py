@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from ..errors import InputError
 
-Labels = npt.NDArray[np.int64]
-Parts = list[npt.NDArray[np.int64]]
-Cut = Callable[[Labels], Parts]
+Indices = npt.NDArray[np.int64]
+Parts = list[Indices]
+Cut = Callable[[Indices], Parts]
 
 _ASSIGN, _SHARE, _SHUFFLE, _IID = range(4)  # purposes: each has its own stream of random numbers
 
@@ -32,20 +32,16 @@ def _check_request(samples: int, clients: int, seed: int) -> None:
         raise InputError(f"clients must be at most the number of samples, {samples}, got {clients}")
 
 
-def _read_labels(labels: npt.ArrayLike, clients: int, seed: int) -> tuple[Labels, list[int]]:
-    """Labels that can be dealt, and the classes among them."""
+def _shuffled_classes(labels: npt.ArrayLike, clients: int, seed: int) -> dict[int, Indices]:
+    """The samples of every class in a random order."""
     y = np.asarray(labels)
     if y.ndim != 1 or (y.size and y.dtype.kind not in "iu"):
         raise InputError(f"labels must be a list of integers, got an array of shape {y.shape} and type {y.dtype}")
     _check_request(y.size, clients, seed)
     if y.min() < 0:
         raise InputError(f"labels must not be negative, got {y.min()}")
-    return y.astype(np.int64), np.unique(y).tolist()
-
-
-def _shuffled(y: Labels, label: int, seed: int) -> npt.NDArray[np.int64]:
-    """The samples of a class."""
-    return np.random.default_rng([seed, _SHUFFLE, label]).permutation(np.flatnonzero(y == label))
+    shuffles = {label: np.random.default_rng([seed, _SHUFFLE, label]) for label in np.unique(y).tolist()}
+    return {label: rng.permutation(np.flatnonzero(y == label)) for label, rng in shuffles.items()}
 
 
 def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> list[list[int]]:
@@ -76,12 +72,11 @@ def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> l
 
 def by_classes(labels: npt.ArrayLike, clients: int, p: int, seed: int) -> Parts:
     """Gives every client samples of exactly p classes; the shares of a class differ by at most one sample."""
-    y, classes = _read_labels(labels, clients, seed)
-    held = assign_classes(classes, clients, p, seed)
+    classes = _shuffled_classes(labels, clients, seed)
+    held = assign_classes(list(classes), clients, p, seed)
     parts: list[Parts] = [[] for _ in range(clients)]
-    for label in classes:
+    for label, indices in classes.items():
         holders = [part for part, mine in zip(parts, held, strict=True) if label in mine]
-        indices = _shuffled(y, label, seed)
         if len(indices) < len(holders):
             raise InputError(
                 f"clients = {clients} with classes_per_client = {p} needs {len(holders)} samples of class {label}, "
@@ -109,10 +104,8 @@ def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: i
     """
     if not isinstance(concentration, int | float | np.number) or not 1e-3 <= concentration <= 1e6:
         raise InputError(f"concentration must be a number from 0.001 to 1000000, got {concentration!r}")
-    y, classes = _read_labels(labels, clients, seed)
     shares = []
-    for label in classes:
-        indices = _shuffled(y, label, seed)
+    for label, indices in _shuffled_classes(labels, clients, seed).items():
         ends = np.cumsum(_dirichlet_shares(clients, float(concentration), seed, label))[:-1] * len(indices)
         shares.append(np.split(indices, np.rint(ends).astype(np.int64)))
     parts = [np.concatenate(mine) for mine in zip(*shares, strict=True)]

