@@ -1,9 +1,4 @@
-"""The data of the experiments: fetched, verified, loaded and dealt to clients.
-
-from . import load, partition
-data = load("mnist")
-parts = partition.by_classes(data.y, clients=100, p=2, seed=0)
-"""
+"""The data of the experiments: fetched, verified, loaded and dealt to clients."""
 
 from pathlib import Path
 from typing import Any

@@ -120,21 +120,15 @@ def writing(root: Path, known: frozenset[str]) -> Iterator[Path]:
             for left in root.glob(f"{PARTIAL}*"):
                 shutil.rmtree(left, ignore_errors=True)
             folder = tempfile.TemporaryDirectory(prefix=PARTIAL, dir=root, ignore_cleanup_errors=True)
-            stage = Path(stack.enter_context(folder))
+            yield Path(stack.enter_context(folder))
         except OSError as error:
-            raise _unwritable(root, error) from None
-        try:
-            yield stage
-        except OSError as error:
-            raise (_unwritable(root, error) if is_local(error) else error) from None
+            if not is_local(error):
+                raise
+            if error.errno in (errno.EEXIST, errno.ENOTDIR):
+                raise InputError(f"the data folder {root} is a file where a folder is expected") from None
+            raise InputError(f"the data folder {root} cannot be written to: {error.strerror}") from None
 
 
 def is_local(error: BaseException) -> bool:
     """Whether an error comes from this machine's disk, and not from a source: those have no number of their own."""
     return isinstance(error, OSError) and error.errno is not None
-
-
-def _unwritable(root: Path, error: OSError) -> InputError:
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return InputError(f"the data folder {root} is a file where a folder is expected")
-    return InputError(f"the data folder {root} cannot be written to: {error.strerror}")

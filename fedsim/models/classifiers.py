@@ -1,8 +1,9 @@
 """The paper's classifiers of images: logistic regression, perceptron and convolutional network."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from . import native
 from .base import Classifier, residuals
@@ -72,30 +73,11 @@ class Mlp(Classifier):
                 flow = torch.bmm(layers[i][0].transpose(1, 2), flow).mul_(inputs[i] > 0)
 
 
-class CnnModule(nn.Module):
-    """conv 5x5, relu, maxpool 2, twice; then three linear layers; no padding.
+class Cnn(Classifier):
+    """CIFAR-10: 3x32x32 images, 32 and 64 maps, 1600-512-128-10, 940,362 parameters; convolutions 5x5, no padding.
 
     Pooling comes before the relu: the same values, a quarter of the work.
     """
-
-    def __init__(self, channels: int, size: int, maps: Pair, widths: Pair, classes: int) -> None:
-        super().__init__()
-        side = ((size - 4) // 2 - 4) // 2
-        self.conv1 = nn.Conv2d(channels, maps[0], 5)
-        self.conv2 = nn.Conv2d(maps[0], maps[1], 5)
-        self.fc1 = nn.Linear(maps[1] * side * side, widths[0])
-        self.fc2 = nn.Linear(widths[0], widths[1])
-        self.fc3 = nn.Linear(widths[1], classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.max_pool2d(self.conv1(x), 2).relu()
-        x = functional.max_pool2d(self.conv2(x), 2).relu()
-        x = self.fc1(x.flatten(1)).relu()
-        return self.fc3(self.fc2(x).relu())  # type: ignore[no-any-return]
-
-
-class Cnn(Classifier):
-    """CIFAR-10: 3x32x32 images, 32 and 64 maps, 1600-512-128-10, 940,362 parameters."""
 
     chunk = 5
 
@@ -105,7 +87,20 @@ class Cnn(Classifier):
         self.arguments = channels, size, maps, widths, classes
 
     def build(self) -> nn.Module:
-        return CnnModule(*self.arguments)
+        channels, size, maps, widths, classes = self.arguments
+        side = ((size - 4) // 2 - 4) // 2
+        layers = {
+            "conv1": nn.Conv2d(channels, maps[0], 5),
+            "pool1": nn.Sequential(nn.MaxPool2d(2), nn.ReLU()),
+            "conv2": nn.Conv2d(maps[0], maps[1], 5),
+            "pool2": nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
+            "fc1": nn.Linear(maps[1] * side * side, widths[0]),
+            "relu1": nn.ReLU(),
+            "fc2": nn.Linear(widths[0], widths[1]),
+            "relu2": nn.ReLU(),
+            "fc3": nn.Linear(widths[1], classes),
+        }
+        return nn.Sequential(OrderedDict(layers))
 
     def store(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.permute(0, 2, 3, 1).to(dtype).contiguous()  # channels last, the layout the convolutions prefer
