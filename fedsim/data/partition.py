@@ -87,16 +87,6 @@ def by_classes(labels: npt.ArrayLike, clients: int, p: int, seed: int) -> Parts:
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _dirichlet_shares(clients: int, concentration: float, seed: int, label: int) -> npt.NDArray[np.float64]:
-    """A draw from the symmetric Dirichlet distribution, in logarithms: gamma draws of a tiny shape underflow."""
-    rng = np.random.default_rng([seed, _SHARE, label])
-    gamma, uniform = rng.standard_gamma(concentration + 1.0, clients), rng.random(clients)
-    # Gamma(a) has the law of Gamma(a + 1) * U^(1/a).
-    logs = np.log(gamma) + np.log1p(-uniform) / concentration
-    shares = np.exp(logs - logs.max())
-    return np.asarray(shares / shares.sum())
-
-
 def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: int) -> Parts:
     """Cuts every class by its own Dirichlet(concentration) draw over the clients.
 
@@ -104,9 +94,13 @@ def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: i
     """
     if not isinstance(concentration, int | float | np.number) or not 1e-3 <= concentration <= 1e6:
         raise InputError(f"concentration must be a number from 0.001 to 1000000, got {concentration!r}")
-    shares = []
+    a, shares = float(concentration), []
     for label, indices in _shuffled_classes(labels, clients, seed).items():
-        ends = np.cumsum(_dirichlet_shares(clients, float(concentration), seed, label))[:-1] * len(indices)
+        rng = np.random.default_rng([seed, _SHARE, label])
+        # Gamma(a) has the law of Gamma(a + 1) * U^(1/a); in logarithms, because draws of a tiny shape underflow.
+        logs = np.log(rng.standard_gamma(a + 1.0, clients)) + np.log1p(-rng.random(clients)) / a
+        drawn = np.exp(logs - logs.max())
+        ends = np.cumsum(drawn / drawn.sum())[:-1] * len(indices)
         shares.append(np.split(indices, np.rint(ends).astype(np.int64)))
     parts = [np.concatenate(mine) for mine in zip(*shares, strict=True)]
     for client, part in enumerate(parts):

@@ -19,7 +19,7 @@ import torch
 
 from ..errors import InputError
 from . import fetch
-from .fetch import FetchProgress, Source
+from .fetch import Bar, Source
 from .files import Form, read_tar, require
 from .partition import Parts, consecutive
 from .samples import Dataset
@@ -73,7 +73,7 @@ def sources(root: Path) -> list[Source]:
     ]
 
 
-def _as_it_is(archive: Path, _: FetchProgress) -> dict[str, bytes]:
+def _as_it_is(archive: Path, _: Bar) -> dict[str, bytes]:
     return {f"{FOLDER}/{ARCHIVE}": archive.read_bytes()}
 
 

@@ -39,14 +39,12 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 class Model:
     """A module with its loss and its metrics; subclasses give `build`, and more where they can do better.
 
-    loss(output, y): a scalar, the mean over the samples. metrics: each maps (output, y) to one number per sample or
-    to their mean.
-    chunk: how many clients the stacked engine trains at once; sequential_chunk: how many the sequential engine hands
-    out at once. names: of the module's inputs, where it takes them by keyword.
+    loss(output, y): a scalar, the mean over the samples. metrics: (output, y) to one number per sample or their mean.
+    names: of the module's inputs, where it takes them by keyword.
     """
 
-    chunk = 10
-    sequential_chunk = 1
+    chunk = 10  # clients that the stacked engine trains at once
+    sequential_chunk = 1  # clients that the sequential engine hands out at once
     names: tuple[str, ...] = ()
     loss: Callable[[Any, Tensor], Tensor] = staticmethod(functional.cross_entropy)
     metrics: Mapping[str, Metric] = {"accuracy": accuracy}
@@ -162,8 +160,7 @@ class Model:
 
         rows: the parameters, (c, d), or (d,) where all clients still share them; data: stored inputs and the targets;
         index (c, b): the samples, of which counts (c,) count; buffers (c, e): changed as the module changes them.
-        Clients with as many samples are taken together, so that no batch is padded: any loss is right, and so are the
-        statistics that a module takes over its batch.
+        Clients with as many samples go together: without padding any loss and any batch statistics are right.
         """
         shared = rows.dim() == 1
         batched = vmap(grad(self._loss, has_aux=True), in_dims=(None if shared else 0, 0, 0, 0))
@@ -202,12 +199,9 @@ class Memory:
 
 
 class Classifier(Model):
-    """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size.
+    """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size."""
 
-    block: how many clients gather their samples at a time; 0: all.
-    """
-
-    block = 0
+    block = 0  # clients that gather their samples at a time, which stay in the cache until they are used; 0: all
 
     @cached_property
     def _memory(self) -> Memory:
@@ -228,10 +222,7 @@ class Classifier(Model):
     def gradients_of(
         self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
     ) -> None:
-        """Gradients of the weighted losses of the samples index (c, b) of stored data, a block of clients at a time.
-
-        What a block gathers stays in the cache until it has been used.
-        """
+        """Gradients of the weighted losses of the samples index (c, b) of stored data, a block of clients at a time."""
         step = self.block or len(index)
         for at in range(0, len(index), step):
             part = slice(at, at + step)

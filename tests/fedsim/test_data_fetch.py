@@ -1,26 +1,31 @@
 """Fetching: local files first, then torchvision, then the mirrors; what is corrupt is named and never used."""
 
 import os
+import sys
 import types
 
 import pytest
 from data_cases import md5, put
+from tqdm import tqdm
 
 from fedsim.data import fetch, files
-from fedsim.data.fetch import FetchError, FetchProgress, Source
+from fedsim.data.fetch import FetchError, Source
 
 CONTENT = {"set/a": b"first", "set/b": b"second"}
 FORM = {name: md5(data) for name, data in CONTENT.items()}
 KNOWN = frozenset({"set"})
 
 
-class Heard(FetchProgress):
+class Heard(tqdm):
+    """A bar that shows nothing and keeps its messages."""
+
     def __init__(self):
-        super().__init__()
+        super().__init__(disable=True)
         self.said = []
 
-    def say(self, text):
-        self.said.append(text)
+    def write(self, text, file):
+        assert file is sys.stderr
+        self.said.append(text.removeprefix("fedsim: "))
 
 
 def good(_archive, _):
@@ -160,7 +165,7 @@ def test_npm_is_asked_by_package_name_and_its_archive_found(tmp_path, monkeypatc
     client(tmp_path, monkeypatch, "npm", 'echo "$@" > "$4/asked"; echo archive > "$4/toy-1.0.tgz"')
     stage = tmp_path / "stage"
     stage.mkdir()
-    assert fetch.npm_pack("toy@1.0", stage, FetchProgress()).read_text() == "archive\n"
+    assert fetch.npm_pack("toy@1.0", stage, Heard()).read_text() == "archive\n"
     assert (stage / "asked").read_text().startswith(f"pack toy@1.0 --pack-destination {stage}")
 
 
@@ -169,7 +174,7 @@ def test_pip_is_asked_with_the_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch.sys, "executable", python)
     stage = tmp_path / "stage"
     stage.mkdir()
-    assert fetch.pip_download("toy==1.0", "abc", stage, FetchProgress()).read_text() == "toy==1.0 --hash=sha256:abc\n"
+    assert fetch.pip_download("toy==1.0", "abc", stage, Heard()).read_text() == "toy==1.0 --hash=sha256:abc\n"
 
 
 def test_a_client_that_fails_gives_its_first_error_line(tmp_path, monkeypatch):
@@ -180,16 +185,16 @@ def test_a_client_that_fails_gives_its_first_error_line(tmp_path, monkeypatch):
         'echo "npm error code EAI_AGAIN" >&2; echo "npm error a log is in ..." >&2; exit 7',
     )
     with pytest.raises(OSError, match=r"^code 7, npm error code EAI_AGAIN$"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())
 
 
 def test_a_client_that_delivers_nothing_is_a_failure(tmp_path, monkeypatch):
     client(tmp_path, monkeypatch, "npm", "exit 0")
     with pytest.raises(OSError, match="left no file"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())
 
 
 def test_a_missing_npm_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="npm is not installed"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())

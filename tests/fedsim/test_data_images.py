@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from data_cases import SmallCifar10, SmallMnist, put, tar_gz
+from tqdm import tqdm
 
 from fedsim.data import SETS, cifar10, cli, fetch, load, mnist
 from fedsim.errors import InputError
@@ -33,7 +34,7 @@ def no_network(monkeypatch):
 
 
 def get(name, root):
-    return fetch.get(SETS[name], name, root, cli.KNOWN, fetch.FetchProgress())
+    return fetch.get(SETS[name], name, root, cli.KNOWN, tqdm(disable=True))
 
 
 def check_mnist(data, small):

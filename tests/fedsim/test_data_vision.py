@@ -13,7 +13,6 @@ import pytest
 from data_cases import put
 
 from fedsim.data import fetch
-from fedsim.data.fetch import FetchProgress
 from fedsim.errors import InputError
 
 
@@ -73,7 +72,7 @@ def test_a_failed_download_is_one_line_and_silent(error, words, monkeypatch, tmp
 
     stand_in(monkeypatch, MNIST=fail)
     with pytest.raises(OSError, match=words) as caught:
-        fetch.download("MNIST", tmp_path, FetchProgress())
+        fetch.download("MNIST", tmp_path, None)
     assert "\n" not in str(caught.value)
     assert capsys.readouterr() == ("", "")
 
@@ -82,6 +81,6 @@ def test_a_download_waits_ten_seconds_and_no_longer_and_only_itself(monkeypatch,
     seen = []
     stand_in(monkeypatch, CIFAR10=lambda folder, download: seen.append((folder, download, socket.getdefaulttimeout())))
     before = socket.getdefaulttimeout()
-    fetch.download("CIFAR10", tmp_path, FetchProgress())
+    fetch.download("CIFAR10", tmp_path, None)
     assert seen == [(str(tmp_path), True, 10.0)]
     assert socket.getdefaulttimeout() == before
