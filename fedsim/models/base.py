@@ -88,17 +88,14 @@ class Model:
     def shapes(self) -> dict[str, torch.Size]:
         return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes.values()]
-
     @property
     def dim(self) -> int:
-        return sum(self.sizes)
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """Views of each parameter: from (d,) their own shapes, from (c, d) with a leading c."""
-        pieces = zip(rows.split(self.sizes, -1), self.shapes.values(), strict=True)
+        shapes = self.shapes.values()
+        pieces = zip(rows.split([shape.numel() for shape in shapes], -1), shapes, strict=True)
         return [piece.view((*rows.shape[:-1], *shape)) for piece, shape in pieces]
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:

@@ -62,7 +62,7 @@ class Lstm(Classifier):
         for t in range(len(codes)):
             first.forward(t, second.inputs[t])
             second.forward(t, None)
-        last = second.state(len(codes))
+        last = second.inputs[-1, ..., second.states]
         logits = last @ fc_weight.transpose(-1, -2) + fc_bias.unsqueeze(-2)
         flow = residuals(logits.transpose(1, 2), y, weights).transpose(1, 2)
         torch.bmm(flow.transpose(1, 2), last, out=grad_fc_weight)
@@ -119,14 +119,10 @@ class Layer:
         self._kernels = native.KERNELS if like.dtype == torch.float32 and like.device.type == "cpu" else None
         self._factors = like.new_tensor(FACTORS).repeat_interleave(hidden)[:, None]
 
-    def state(self, t: int) -> Tensor:
-        """The state before step t."""
-        return self.inputs[t, ..., self.states]
-
     def forward(self, t: int, above: Tensor | None) -> None:
         """One step; its state goes into the next step's input and into the first columns of `above`."""
         gates = _product(self.inputs[t], self._forward_weight, self.gates[t])
-        state = self.state(t + 1)
+        state = self.inputs[t + 1, ..., self.states]
         if self._kernels is not None:
             self._kernels.lstm_forward(gates, self.cells[t], self.cells[t + 1], self.tanh[t], state, above)
             return
