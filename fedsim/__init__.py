@@ -13,7 +13,7 @@ _PUBLIC = {
     "prepare": "research",
     "Run": "research",
     "split": "data.samples",
-    "load": "data.sets",
+    "load": "data",
     "accuracy": "models.base",
     "Config": "config",
     "Simulation": "simulation",

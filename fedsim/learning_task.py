@@ -17,8 +17,7 @@ from . import data, seeding
 from .batches import BatchSampler
 from .config import Config
 from .data import partition
-from .data.dataset import Dataset
-from .data.samples import ClientData, Samples, Split
+from .data.samples import ClientData, Dataset, Samples, Split
 from .errors import InputError
 from .models.base import Model
 from .seeding import Indices

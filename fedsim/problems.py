@@ -4,10 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .models.base import Model
-from .models.cnn import Cnn
-from .models.logistic import Logistic
+from .models.classifiers import Cnn, Logistic, Mlp
 from .models.lstm import Lstm
-from .models.mlp import Mlp
 
 PARTITIONS = ("classes", "dirichlet", "iid", "roles", "given")
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import Config
-from .data.dataset import Dataset
-from .data.samples import ClientData
+from .data.samples import ClientData, Dataset
 from .engines.cohorts import CohortRounds
 from .engines.quadratic import QuadraticRounds
 from .engines.ranks import Ranks

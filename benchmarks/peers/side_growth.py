@@ -14,7 +14,7 @@ from protocol import serve
 
 from fedsim.config import Config
 from fedsim.data import Dataset
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Logistic
 from fedsim.simulation import Simulation
 
 

@@ -12,41 +12,36 @@ import numpy.typing as npt
 
 from ..errors import InputError
 
-Parts = list[npt.NDArray[np.int64]]
-Cut = Callable[[npt.NDArray[np.int64]], Parts]
+Indices = npt.NDArray[np.int64]
+Parts = list[Indices]
+Cut = Callable[[Indices], Parts]
 
 _ASSIGN, _SHARE, _SHUFFLE, _IID = range(4)  # purposes: each has its own stream of random numbers
 
 
-def _whole(name: str, value: object, low: int) -> int:
-    """`value` as an int of at least `low`; a float such as 2.5 or a truth value is refused."""
+def _check_integer(name: str, value: object, low: int) -> None:
+    """Refuses what is below `low`, a float such as 2.5, or a truth value."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < low:
         raise InputError(f"{name} must be an integer of at least {low}, got {value!r}")
-    return int(value)
 
 
-def _labels(labels: npt.ArrayLike, clients: int) -> npt.NDArray[np.int64]:
-    y = np.asarray(labels)
-    if y.ndim != 1 or (y.size and y.dtype.kind not in "iu"):
-        raise InputError(f"labels must be a list of integers, got an array of shape {y.shape} and type {y.dtype}")
-    _enough(clients, y.size)
-    return y.astype(np.int64)
-
-
-def _enough(clients: int, samples: int) -> None:
+def _check_request(samples: int, clients: int, seed: int) -> None:
+    _check_integer("clients", clients, 1)
+    _check_integer("seed", seed, 0)
     if clients > samples:
         raise InputError(f"clients must be at most the number of samples, {samples}, got {clients}")
 
 
-def _shuffled(indices: npt.NDArray[np.int64], seed: int, label: int) -> npt.NDArray[np.int64]:
-    return np.random.default_rng([seed, _SHUFFLE, label]).permutation(indices)
-
-
-def _classes(y: npt.NDArray[np.int64]) -> list[int]:
-    found = np.unique(y)
-    if found[0] < 0:
-        raise InputError(f"labels must not be negative, got {found[0]}")
-    return [int(c) for c in found]
+def _shuffled_classes(labels: npt.ArrayLike, clients: int, seed: int) -> dict[int, Indices]:
+    """The samples of every class in a random order."""
+    y = np.asarray(labels)
+    if y.ndim != 1 or (y.size and y.dtype.kind not in "iu"):
+        raise InputError(f"labels must be a list of integers, got an array of shape {y.shape} and type {y.dtype}")
+    _check_request(y.size, clients, seed)
+    if y.min() < 0:
+        raise InputError(f"labels must not be negative, got {y.min()}")
+    shuffles = {label: np.random.default_rng([seed, _SHUFFLE, label]) for label in np.unique(y).tolist()}
+    return {label: rng.permutation(np.flatnonzero(y == label)) for label, rng in shuffles.items()}
 
 
 def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> list[list[int]]:
@@ -55,7 +50,7 @@ def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> l
     Client after client takes the p classes with the most places left, ties broken at random. A class never has more
     places left than clients are left, so this always comes out even and nothing is ever drawn again.
     """
-    clients, p, seed = _whole("clients", clients, 1), _whole("classes_per_client", p, 1), _whole("seed", seed, 0)
+    _check_integer("classes_per_client", p, 1)
     count = len(classes)
     if p > count:
         raise InputError(f"classes_per_client must be at most the number of classes, {count}, got {p}")
@@ -77,30 +72,19 @@ def assign_classes(classes: Sequence[int], clients: int, p: int, seed: int) -> l
 
 def by_classes(labels: npt.ArrayLike, clients: int, p: int, seed: int) -> Parts:
     """Gives every client samples of exactly p classes; the shares of a class differ by at most one sample."""
-    y = _labels(labels, _whole("clients", clients, 1))
-    held = assign_classes(_classes(y), clients, p, seed)
-    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(clients)]
-    for label in _classes(y):
-        holders = [client for client, mine in enumerate(held) if label in mine]
-        indices = np.flatnonzero(y == label)
+    classes = _shuffled_classes(labels, clients, seed)
+    held = assign_classes(list(classes), clients, p, seed)
+    parts: list[Parts] = [[] for _ in range(clients)]
+    for label, indices in classes.items():
+        holders = [part for part, mine in zip(parts, held, strict=True) if label in mine]
         if len(indices) < len(holders):
             raise InputError(
                 f"clients = {clients} with classes_per_client = {p} needs {len(holders)} samples of class {label}, "
                 f"there are {len(indices)}"
             )
-        for client, share in zip(holders, np.array_split(_shuffled(indices, seed, label), len(holders)), strict=True):
-            parts[client].append(share)
-    return [np.sort(np.concatenate(shares)) for shares in parts]
-
-
-def _dirichlet_shares(clients: int, concentration: float, seed: int, label: int) -> npt.NDArray[np.float64]:
-    """A draw from the symmetric Dirichlet distribution, in logarithms: gamma draws of a tiny shape underflow."""
-    rng = np.random.default_rng([seed, _SHARE, label])
-    gamma, uniform = rng.standard_gamma(concentration + 1.0, clients), rng.random(clients)
-    # Gamma(a) has the law of Gamma(a + 1) * U^(1/a).
-    logs = np.log(gamma) + np.log1p(-uniform) / concentration
-    shares = np.exp(logs - logs.max())
-    return np.asarray(shares / shares.sum())
+        for part, share in zip(holders, np.array_split(indices, len(holders)), strict=True):
+            part.append(share)
+    return [np.sort(np.concatenate(part)) for part in parts]
 
 
 def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: int) -> Parts:
@@ -108,33 +92,35 @@ def dirichlet(labels: npt.ArrayLike, clients: int, concentration: float, seed: i
 
     A client left without any sample gets one of the client that has the most: no draw is ever repeated.
     """
-    clients, seed = _whole("clients", clients, 1), _whole("seed", seed, 0)
     if not isinstance(concentration, int | float | np.number) or not 1e-3 <= concentration <= 1e6:
         raise InputError(f"concentration must be a number from 0.001 to 1000000, got {concentration!r}")
-    y = _labels(labels, clients)
-    parts: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(clients)]
-    for label in _classes(y):
-        indices = _shuffled(np.flatnonzero(y == label), seed, label)
-        ends = np.cumsum(_dirichlet_shares(clients, float(concentration), seed, label))[:-1] * len(indices)
-        for client, share in enumerate(np.split(indices, np.rint(ends).astype(np.int64))):
-            parts[client].append(share)
-    return [np.sort(p) for p in _fill_empty([np.concatenate(p) for p in parts])]
-
-
-def _fill_empty(parts: Parts) -> Parts:
+    a, shares = float(concentration), []
+    for label, indices in _shuffled_classes(labels, clients, seed).items():
+        rng = np.random.default_rng([seed, _SHARE, label])
+        # Gamma(a) has the law of Gamma(a + 1) * U^(1/a); in logarithms, because draws of a tiny shape underflow.
+        logs = np.log(rng.standard_gamma(a + 1.0, clients)) + np.log1p(-rng.random(clients)) / a
+        drawn = np.exp(logs - logs.max())
+        ends = np.cumsum(drawn / drawn.sum())[:-1] * len(indices)
+        shares.append(np.split(indices, np.rint(ends).astype(np.int64)))
+    parts = [np.concatenate(mine) for mine in zip(*shares, strict=True)]
     for client, part in enumerate(parts):
         if not len(part):
-            giver = max(range(len(parts)), key=lambda c: len(parts[c]))
+            giver = max(range(clients), key=lambda c: len(parts[c]))
             parts[client], parts[giver] = parts[giver][-1:], parts[giver][:-1]
-    return parts
+    return [np.sort(part) for part in parts]
 
 
 def iid(n: int, clients: int, seed: int) -> Parts:
     """Deals n samples at random, in equal shares (sizes differ by at most one)."""
-    n, clients, seed = _whole("n", n, 0), _whole("clients", clients, 1), _whole("seed", seed, 0)
-    _enough(clients, n)
+    _check_integer("n", n, 0)
+    _check_request(n, clients, seed)
     order = np.random.default_rng([seed, _IID]).permutation(n).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, clients)]
+
+
+def consecutive(sizes: Sequence[int]) -> Parts:
+    """Samples that lie client by client."""
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
 
 
 def choose_cut(kind: str, clients: int, *, p: int, concentration: float, seed: int) -> Cut:
@@ -147,17 +133,13 @@ def choose_cut(kind: str, clients: int, *, p: int, concentration: float, seed: i
 
 
 def train_and_test(train: npt.ArrayLike, test: npt.ArrayLike, cut: Cut) -> tuple[Parts, Parts]:
-    """Cuts training and test labels alike: `train_and_test(y, test_y, lambda y: by_classes(y, 100, 2, seed=0))`.
-
-    A client then has the same classes in both. The two sets must have the same classes.
-    """
-    missing = np.setxor1d(np.unique(np.asarray(train)), np.unique(np.asarray(test)))
-    if missing.size:
-        raise InputError(
-            f"training and test set must have the same classes, but only one of them has class {missing[0]}"
-        )
-    parts = cut(np.asarray(train))
+    """Cuts training and test labels alike, so that a client has the same classes in both."""
+    train, test = np.asarray(train), np.asarray(test)
+    alone = np.setxor1d(train, test)
+    if alone.size:
+        raise InputError(f"training and test set must have the same classes, but only one of them has class {alone[0]}")
+    parts = cut(train)
     try:
-        return parts, cut(np.asarray(test))
+        return parts, cut(test)
     except InputError as error:
         raise InputError(f"{error} (in the test set)") from None

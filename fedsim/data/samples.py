@@ -1,8 +1,8 @@
-"""Samples from what researchers have: tensors, map-style data sets, Hugging Face data sets, one of them per client."""
+"""Samples in memory, from data sets by name or from what researchers have: tensors, map-style and Hugging Face data."""
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,16 +18,35 @@ TARGETS = ("label", "labels", "target", "y")  # the names that a column of targe
 
 
 @dataclass(frozen=True)
+class Dataset:
+    """Training and test samples of a data set by name.
+
+    `roles` and `test_roles` are set where the data comes with its clients (Shakespeare): client i has the samples
+    `roles[i]` of `x` and `test_roles[i]` of `test_x`, and is called `role_names[i]`.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    roles: Parts | None = None
+    test_roles: Parts | None = None
+    role_names: list[str] | None = None
+
+
+@dataclass(frozen=True)
 class Samples:
-    """Samples in memory: one row of every tensor each. names: of the inputs, where they have any."""
+    """One row of every tensor per sample. names: of the inputs, where they have any."""
 
     inputs: tuple[Tensor, ...]
     y: Tensor
     names: tuple[str, ...] = ()
 
-    def shape(self) -> list[tuple[int, ...]]:
-        """The shapes of one sample's inputs and target."""
-        return [tuple(t.shape[1:]) for t in (*self.inputs, self.y)]
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        return (*self.inputs, self.y)
 
 
 @dataclass(frozen=True)
@@ -61,16 +80,14 @@ def split(
     if classes is not None and concentration is not None:
         raise InputError(f"classes={classes} and concentration={concentration} are both set: give one of them")
     samples = read(data, "the data set")
-    if classes is None and concentration is None:
-        return Split(samples, partition.iid(len(samples.y), clients, seed))
-    y = samples.y.numpy()
-    if y.ndim != 1 or samples.y.is_floating_point():
-        raise InputError(
-            f"targets of shape {tuple(y.shape)} and {samples.y.dtype} have no classes: split them at random"
-        )
-    kind = "dirichlet" if classes is None else "classes"
-    cut = partition.choose_cut(kind, clients, p=classes or 1, concentration=concentration or 1.0, seed=seed)
-    return Split(samples, cut(y))
+    y = samples.y
+    if (classes, concentration) != (None, None) and (y.ndim != 1 or y.is_floating_point()):
+        raise InputError(f"targets of shape {tuple(y.shape)} and {y.dtype} have no classes: split them at random")
+    if classes is not None:
+        return Split(samples, partition.by_classes(y.numpy(), clients, classes, seed))
+    if concentration is not None:
+        return Split(samples, partition.dirichlet(y.numpy(), clients, concentration, seed))
+    return Split(samples, partition.iid(len(y), clients, seed))
 
 
 def read_clients(train: Any) -> Split:
@@ -84,18 +101,16 @@ def read_clients(train: Any) -> Split:
         if len(samples.y) == 0:
             raise InputError(f"client {client} has no samples; leave it out of train")
         check_alike(f"client {client}'s samples", samples, "client 0's", found[0])
-    columns = zip(*((*samples.inputs, samples.y) for samples in found), strict=True)
-    *inputs, y = (torch.cat(column) for column in columns)
-    ends = np.cumsum([len(samples.y) for samples in found])
-    parts = [np.arange(end - len(samples.y), end) for end, samples in zip(ends, found, strict=True)]
+    *inputs, y = (torch.cat(column) for column in zip(*(samples.columns for samples in found), strict=True))
+    parts = partition.consecutive([len(samples.y) for samples in found])
     return Split(Samples(tuple(inputs), y, found[0].names), parts)
 
 
 def check_alike(name: str, samples: Samples, other_name: str, other: Samples) -> None:
     """Refuses samples of other shapes, names or kinds of numbers."""
-    kinds = [[(*s.shape(), s.names, *(t.dtype for t in (*s.inputs, s.y)))] for s in (samples, other)]
-    if kinds[0] != kinds[1]:
-        texts = [", ".join(f"{shape}" for shape in s.shape()) + f" ({s.y.dtype} targets)" for s in (samples, other)]
+    kinds = [[(tuple(t.shape[1:]), t.dtype) for t in s.columns] for s in (samples, other)]
+    if kinds[0] != kinds[1] or samples.names != other.names:
+        texts = [f"{', '.join(f'{shape}' for shape, _ in kind)} ({kind[-1][1]} targets)" for kind in kinds]
         raise InputError(f"{name} have the shapes {texts[0]}, but {other_name} {texts[1]}: all must be alike")
 
 
@@ -104,17 +119,16 @@ def read(data: Any, name: str, *, empty: bool = False) -> Samples:
     if isinstance(data, Samples):
         return data
     if hasattr(data, "tensors"):
-        samples = _named(tuple(data.tensors), name)
-    elif (isinstance(data, tuple) and data and all(hasattr(column, "shape") for column in data)) or isinstance(
-        data, Mapping
-    ):
+        data = tuple(data.tensors)
+    in_columns = isinstance(data, tuple) and data and all(hasattr(column, "shape") for column in data)
+    if in_columns or isinstance(data, Mapping):
         samples = _named(data, name)
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         samples = _read_rows(data.with_format("torch") if hasattr(data, "with_format") else data, name)
     else:
         kinds = "tensors (inputs..., targets), a map-style Dataset or a Hugging Face data set"
         raise InputError(f"{name} is a {type(data).__name__}; it must be {kinds}")
-    sizes = {len(t) for t in (*samples.inputs, samples.y)}
+    sizes = {len(t) for t in samples.columns}
     if len(sizes) != 1:
         raise InputError(f"{name} has columns of unequal length: {sorted(sizes)}")
     if not empty and sizes == {0}:
@@ -149,30 +163,21 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 def _read_rows(data: Any, name: str) -> Samples:
     """Reads a map-style data set once, sample by sample, into tensors made for it."""
+    from tqdm.auto import tqdm
+
     if len(data) == 0:
         return Samples((torch.empty(0),), torch.empty(0))
-    first = data[0]
-    one = _named(first, name)
-    columns = (*one.inputs, one.y)
-    needed, free = (
-        len(data) * sum(c.nbytes for c in columns),
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
+    one = _named(data[0], name)
+    needed = len(data) * sum(c.nbytes for c in one.columns)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > free:
         text = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
         raise InputError(f"{name} needs {text}; use fewer or smaller samples, or pass tensors that are memory-mapped")
-    out = [torch.empty(len(data), *c.shape, dtype=c.dtype) for c in columns]
-    for i in _shown(range(len(data)), name):
-        row = _named(data[i], name)
-        for target, value in zip(out, (*row.inputs, row.y), strict=True):
+    *inputs, y = out = [torch.empty(len(data), *c.shape, dtype=c.dtype) for c in one.columns]
+    for i in tqdm(range(len(data)), desc=f"reading {name}", leave=False, delay=1.0, disable=None):
+        for target, value in zip(out, _named(data[i], name).columns, strict=True):
             if target.shape[1:] != value.shape:
                 shapes = f"{tuple(value.shape)}, sample 0 one of shape {tuple(target.shape[1:])}"
                 raise InputError(f"{name}: sample {i} has a tensor of shape {shapes}: all must be alike")
             target[i] = value
-    return Samples(tuple(out[:-1]), out[-1], one.names)
-
-
-def _shown(numbers: Sequence[int], name: str) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(numbers, desc=f"reading {name}", leave=False, delay=1.0, disable=None)
+    return Samples(tuple(inputs), y, one.names)

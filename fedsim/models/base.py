@@ -5,7 +5,8 @@ builds its module, and computes the gradients of many stacked clients at once: b
 pays. Frozen parameters stay in the module; buffers travel in rows of their own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,18 +31,20 @@ def accuracy(output: Tensor, y: Tensor) -> Tensor:
     return output.argmax(1) == y
 
 
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that are not frozen; one that is used in two places counts once."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
 class Model:
     """A module with its loss and its metrics; subclasses give `build`, and more where they can do better.
 
-    loss(output, y): a scalar, the mean over the samples. metrics: each maps (output, y) to one number per sample or
-    to their mean.
-    chunk: how many clients the stacked engine trains at once; sequential_chunk: how many the sequential engine hands
-    out at once. names: of the module's inputs, where it takes them by keyword.
+    loss(output, y): a scalar, the mean over the samples. metrics: (output, y) to one number per sample or their mean.
+    names: of the module's inputs, where it takes them by keyword.
     """
 
-    name = ""
-    chunk = 10
-    sequential_chunk = 1
+    chunk = 10  # clients that the stacked engine trains at once
+    sequential_chunk = 1  # clients that the sequential engine hands out at once
     names: tuple[str, ...] = ()
     loss: Callable[[Any, Tensor], Tensor] = staticmethod(functional.cross_entropy)
     metrics: Mapping[str, Metric] = {"accuracy": accuracy}
@@ -82,21 +85,21 @@ class Model:
         return trainable(self.module)
 
     @cached_property
-    def shapes(self) -> list[tuple[str, torch.Size]]:
-        return [(name, p.shape) for name, p in self.module.named_parameters() if p.requires_grad]
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [shape.numel() for _, shape in self.shapes]
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
 
     @property
     def dim(self) -> int:
-        return sum(self.sizes)
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """Views of each parameter: from (d,) their own shapes, from (c, d) with a leading c."""
-        pieces = rows.split(self.sizes, -1)
-        return [p.view((*rows.shape[:-1], *shape)) for p, (_, shape) in zip(pieces, self.shapes, strict=True)]
+        shapes = self.shapes.values()
+        pieces = zip(rows.split([shape.numel() for shape in shapes], -1), shapes, strict=True)
+        return [piece.view((*rows.shape[:-1], *shape)) for piece, shape in pieces]
+
+    def _named(self, rows: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.shapes, self.split(rows), strict=True))
 
     def read_buffers(self) -> Tensor:
         """The module's buffers as one vector; float64 holds every integer that a counter reaches."""
@@ -110,10 +113,10 @@ class Model:
 
     def split_buffers(self, rows: Tensor) -> dict[str, Tensor]:
         """The buffers in rows of such vectors, by name and in their own dtype; an averaged counter is rounded."""
-        kinds = list(self.module.named_buffers())
-        pieces = rows.split([b.numel() for _, b in kinds], -1)
+        kinds = dict(self.module.named_buffers())
+        pieces = rows.split([b.numel() for b in kinds.values()], -1)
         found = {}
-        for (name, b), piece in zip(kinds, pieces, strict=True):
+        for (name, b), piece in zip(kinds.items(), pieces, strict=True):
             value = piece if b.is_floating_point() else piece.round()
             found[name] = value.view((*rows.shape[:-1], *b.shape)).to(b.device, b.dtype)
         return found
@@ -125,11 +128,8 @@ class Model:
 
     def output(self, row: Tensor, stored: Sequence[Tensor], buffers: Tensor | None = None) -> Any:
         """The module's output with the parameters in a row."""
-        state = self._named(row) | ({} if buffers is None else self.split_buffers(buffers))
-        return self._call_with(state, stored)
-
-    def _named(self, rows: Tensor) -> dict[str, Tensor]:
-        return dict(zip([name for name, _ in self.shapes], self.split(rows), strict=True))
+        held = {} if buffers is None else self.split_buffers(buffers)
+        return self._call_with(self._named(row) | held, stored)
 
     def _call_with(self, state: dict[str, Tensor], stored: Sequence[Tensor]) -> Any:
         everywhere = {place: value for name, value in state.items() for place in self._places.get(name, (name,))}
@@ -151,31 +151,26 @@ class Model:
         return {places[0]: places for places in found.values() if len(places) > 1}
 
     def gradients_at(
-        self,
-        rows: Tensor,
-        data: Sequence[Tensor],
-        index: Tensor,
-        counts: Indices,
-        buffers: Tensor,
-        out: Tensor,
+        self, rows: Tensor, data: Sequence[Tensor], index: Tensor, counts: Indices, buffers: Tensor, out: Tensor
     ) -> None:
         """Every client's gradient of the loss of its samples, out (c, d); zero for a client without samples.
 
         rows: the parameters, (c, d), or (d,) where all clients still share them; data: stored inputs and the targets;
         index (c, b): the samples, of which counts (c,) count; buffers (c, e): changed as the module changes them.
-        Clients with as many samples are taken together, so that no batch is padded: any loss is right, and so are the
-        statistics that a module takes over its batch.
+        Clients with as many samples go together: without padding any loss and any batch statistics are right.
         """
-        for at, count in same_counts(counts):
+        shared = rows.dim() == 1
+        batched = vmap(grad(self._loss, has_aux=True), in_dims=(None if shared else 0, 0, 0, 0))
+        different = np.unique(counts)
+        for count in different:
+            at: Any = slice(None) if len(different) == 1 else np.flatnonzero(counts == count)
             if count == 0:
                 out[at] = 0
                 continue
-            samples = [d[index[at, :count]] for d in data]
-            shared = rows.dim() == 1
-            batched = vmap(grad(self._loss, has_aux=True), in_dims=(None if shared else 0, 0, 0, 0))
+            *inputs, y = (d[index[at, :count]] for d in data)
             held = self.split_buffers(buffers[at])
-            found, held = batched(self._named(rows if shared else rows[at]), held, samples[:-1], samples[-1])
-            out[at] = torch.cat([found[name].reshape(len(samples[-1]), -1) for name, _ in self.shapes], 1)
+            found, held = batched(self._named(rows if shared else rows[at]), held, inputs, y)
+            out[at] = torch.cat([found[name].reshape(len(y), -1) for name in self.shapes], 1)
             if held:
                 buffers[at] = torch.cat([b.reshape(len(b), -1).to(torch.float64) for b in held.values()], 1)
 
@@ -186,77 +181,72 @@ class Model:
         return self.loss(self._call_with(params | held, stored), y), held
 
 
-def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen; one that is used in two places counts once."""
-    return [p for p in module.parameters() if p.requires_grad]
+class Memory:
+    """Tensors by name, in memory that only grows: fresh pages every time would cost as much as a copy."""
 
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
 
-def same_counts(counts: Indices) -> Iterator[tuple[Any, int]]:
-    """The places of each count: a slice where it is the only one."""
-    different = np.unique(counts)
-    for count in different:
-        yield (slice(None) if len(different) == 1 else np.flatnonzero(counts == count)), int(count)
+    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        """Uninitialised memory of a shape, in the dtype of `like`; the former tensor of that name is void."""
+        count, kept = math.prod(shape), self._kept.get(name)
+        if kept is None or kept.numel() < count or (kept.dtype, kept.device) != (like.dtype, like.device):
+            kept = self._kept[name] = like.new_empty(count)
+        return kept[:count].view(shape)
 
 
 class Classifier(Model):
-    """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size.
+    """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size."""
 
-    block: how many clients gather their samples at a time; 0: all.
-    """
+    block = 0  # clients that gather their samples at a time, which stay in the cache until they are used; 0: all
 
-    block = 0
-    _room = torch.empty(0)
+    @cached_property
+    def _memory(self) -> Memory:
+        return Memory()
 
     def gradients_at(
-        self,
-        rows: Tensor,
-        data: Sequence[Tensor],
-        index: Tensor,
-        counts: Indices,
-        buffers: Tensor,
-        out: Tensor,
+        self, rows: Tensor, data: Sequence[Tensor], index: Tensor, counts: Indices, buffers: Tensor, out: Tensor
     ) -> None:
         x, y = data
-        weights = sample_weights(counts, index.shape[1], out.dtype).to(index.device)
+        width = index.shape[1]
+        if (counts == width).all():
+            weights = out.new_full((), 1 / width).expand(len(counts), width)
+        else:  # 0 for padding
+            inside = np.arange(width)[None, :] < counts[:, None]
+            weights = torch.from_numpy(inside / np.maximum(counts, 1)[:, None]).to(out.device, out.dtype)
         self.gradients_of(rows, (x, y), index, weights, out)
 
     def gradients_of(
         self, rows: Tensor, data: tuple[Tensor, Tensor], index: Tensor, weights: Tensor, out: Tensor
     ) -> None:
-        """Gradients of the weighted losses of the samples index (c, b) of stored data, a block of clients at a time.
-
-        What a block gathers stays in the cache until it has been used.
-        """
+        """Gradients of the weighted losses of the samples index (c, b) of stored data, a block of clients at a time."""
         step = self.block or len(index)
         for at in range(0, len(index), step):
             part = slice(at, at + step)
-            x, y = self._take(data[0], index[part]), data[1].index_select(0, index[part].reshape(-1))
-            self.gradients(rows if rows.dim() == 1 else rows[part], x, y.view(x.shape[:2]), weights[part], out[part])
+            flat, shape = index[part].reshape(-1), index[part].shape
+            x = self._memory.take("samples", data[0], len(flat), *data[0].shape[1:])
+            torch.index_select(data[0], 0, flat, out=x)
+            y = data[1].index_select(0, flat).view(shape)
+            own = rows if rows.dim() == 1 else rows[part]
+            self.gradients(own, x.view(*shape, *x.shape[1:]), y, weights[part], out[part])
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
         """The same for stored rows x (c, b, ...) and labels y (c, b); weights (c, b) are 0 for padding."""
         batched = vmap(grad(self._weighted_loss), in_dims=(0 if rows.dim() == 2 else None, 0, 0, 0))
         found = batched(self._named(rows), x, y, weights)
-        for (name, _), target in zip(self.shapes, self.split(out), strict=True):
+        for name, target in self._named(out).items():
             target.copy_(found[name])
 
     def _weighted_loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         output = self._call_with(params, (x,))
         return (functional.cross_entropy(output, y, reduction="none") * weights).sum()
 
-    def _take(self, data: Tensor, index: Tensor) -> Tensor:
-        """Rows of data by a matrix of numbers, in memory used again: fresh pages cost as much as the copy."""
-        needed = index.numel() * data[0].numel()
-        if self._room.numel() < needed or (self._room.dtype, self._room.device) != (data.dtype, data.device):
-            self._room = data.new_empty(needed)
-        flat = self._room[:needed].view(index.numel(), *data.shape[1:])
-        torch.index_select(data, 0, index.reshape(-1), out=flat)
-        return flat.view(*index.shape, *data.shape[1:])
 
+def residuals(logits: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """The derivative of the weighted cross entropy in the logits: weights * (softmax - onehot).
 
-def sample_weights(counts: Indices, width: int, dtype: torch.dtype) -> Tensor:
-    """1 / count for samples that count, 0 for padding, as (clients, width)."""
-    if (counts == width).all():
-        return torch.full((), 1 / width, dtype=dtype).expand(len(counts), width)
-    inside = np.arange(width)[None, :] < counts[:, None]
-    return torch.from_numpy(inside / np.maximum(counts, 1)[:, None]).to(dtype)
+    Classes are the last but one dimension: sums and maxima over them run along whole rows of samples.
+    """
+    p = torch.softmax(logits, -2)
+    p.scatter_add_(-2, y.unsqueeze(-2), p.new_full((), -1.0).expand_as(y).unsqueeze(-2))
+    return p.mul_(weights.unsqueeze(-2))

@@ -9,15 +9,8 @@ from torch.nn import Parameter
 
 from fatclip_ops import backend
 
-
-def _load() -> ModuleType | None:
-    """The module, or None where PyTorch computes everything."""
-    name = "fedsim._models"
-    if backend() != "native" or importlib.util.find_spec(name) is None:
-        return None
-    module = importlib.import_module(name)
-    module.register_types(Tensor, Parameter)
-    return module if module.HAS_KERNELS else None
-
-
-KERNELS = _load()
+KERNELS: ModuleType | None = None  # None: PyTorch computes everything
+if backend() == "native" and importlib.util.find_spec("fedsim._models"):
+    _module = importlib.import_module("fedsim._models")
+    _module.register_types(Tensor, Parameter)
+    KERNELS = _module if _module.HAS_KERNELS else None

@@ -12,14 +12,11 @@ from torch.nn import functional
 from ..errors import InputError
 from .base import Metric, Model, trainable
 
-_DTYPES = (torch.float32, torch.float64)
-_CLASS_LOSSES = (functional.cross_entropy, functional.nll_loss)
+RESERVED = ("round", "loss", "norms", "step_norms", "clipped", "rejected", "seconds", "phases")
 
 
 class OwnModel(Model):
     """Any module: `make` returns it, or is it; its initial weights belong to the seed where `make` draws them."""
-
-    name = "own"
 
     def __init__(
         self,
@@ -42,7 +39,7 @@ class OwnModel(Model):
         if not trainable(module):
             raise InputError("model has no trainable parameters")
         dtypes = sorted({str(p.dtype) for p in module.parameters()})
-        if len(dtypes) > 1 or next(module.parameters()).dtype not in _DTYPES:
+        if dtypes not in (["torch.float32"], ["torch.float64"]):
             raise InputError(
                 f"model has parameters of {' and '.join(dtypes)}; a client's parameters are one row of a matrix, "
                 "so all must be of torch.float32 or all of torch.float64"
@@ -56,10 +53,12 @@ class OwnModel(Model):
         """
         module = copy.deepcopy(self.module)
         *stored, y = (t[:batch] for t in train)
-        with torch.random.fork_rng(devices=[y.device] if y.device.type == "cuda" else []):
-            before = _random_state(y.device)
+        cuda = y.device.type == "cuda"
+        random_state = partial(torch.cuda.get_rng_state, y.device) if cuda else torch.get_rng_state
+        with torch.random.fork_rng(devices=[y.device] if cuda else []):
+            before = random_state()
             output = _attempt("model", lambda: self.call(module, stored), stored)
-            self.draws = not torch.equal(before, _random_state(y.device))
+            self.draws = not torch.equal(before, random_state())
         self._check_labels(output, train[-1], test[-1])
         value = _attempt("loss", lambda: self.loss(output, y), [output, y])
         if not isinstance(value, Tensor) or value.dim() != 0:
@@ -78,7 +77,8 @@ class OwnModel(Model):
 
     def _check_labels(self, output: Any, *targets: Tensor) -> None:
         """Labels of the losses that take class numbers must be classes of the output."""
-        by_class = self.loss in _CLASS_LOSSES or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss)
+        by_class = self.loss in (functional.cross_entropy, functional.nll_loss)
+        by_class = by_class or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss)
         if not by_class or not isinstance(output, Tensor) or output.dim() < 2 or targets[0].is_floating_point():
             return
         ignored, classes = getattr(self.loss, "ignore_index", -100), output.shape[1]
@@ -89,9 +89,6 @@ class OwnModel(Model):
                 raise InputError(f"{found}, but the model's output has {classes} classes, 0 to {classes - 1}")
 
 
-RESERVED = ("round", "loss", "norms", "step_norms", "clipped", "rejected", "seconds", "phases")
-
-
 def _attempt(what: str, run: Callable[[], Any], given: Sequence[Any]) -> Any:
     try:
         return run()
@@ -99,7 +96,3 @@ def _attempt(what: str, run: Callable[[], Any], given: Sequence[Any]) -> Any:
         shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in given if isinstance(t, Tensor))
         first = (str(error).splitlines() or [""])[0]
         raise InputError(f"{what} raised {type(error).__name__}: {first} (given {shapes})") from error
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

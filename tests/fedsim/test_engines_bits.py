@@ -7,7 +7,7 @@ import torch
 from sim_cases import MODELS, dataset, simulation, trained
 
 from fedsim.engines.workers import WorkerPool
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Logistic
 
 
 class Small(Logistic):

@@ -9,7 +9,7 @@ from sim_cases import dataset, simulation
 from torch import nn
 
 from fedsim.errors import ClientError
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Logistic
 
 BAD = 7.5  # an input value that stands for trouble
 

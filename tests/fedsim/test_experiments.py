@@ -11,7 +11,7 @@ import torch
 from fedsim import experiments, theory
 from fedsim.cli import main
 from fedsim.config import Config
-from fedsim.data.dataset import Dataset
+from fedsim.data import Dataset
 from fedsim.errors import InputError
 from fedsim.experiments import NAMES, find
 from fedsim.experiments.captions import describe_changes, describe_reading

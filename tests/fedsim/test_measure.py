@@ -8,7 +8,7 @@ import torch
 
 from fedsim.cells import CellResult
 from fedsim.config import Config
-from fedsim.data.dataset import Dataset
+from fedsim.data import Dataset
 from fedsim.experiments import find
 from fedsim.measure import (
     AlphaError,

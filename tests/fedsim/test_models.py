@@ -5,10 +5,8 @@ import torch
 from sim_cases import CLASSES, MODELS, dataset
 from torch.nn.functional import cross_entropy
 
-from fedsim.models.cnn import Cnn
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Cnn, Logistic, Mlp
 from fedsim.models.lstm import Lstm
-from fedsim.models.mlp import Mlp
 from fedsim.models.quadratic import start
 
 
@@ -96,7 +94,7 @@ def test_parameters_are_views_of_a_row(problem):
         piece.fill_(i + 1)
     assert (row > 0).all()
     rows = torch.zeros(3, model.dim)
-    assert [tuple(p.shape) for p in model.split(rows)] == [(3, *shape) for _, shape in model.shapes]
+    assert [tuple(p.shape) for p in model.split(rows)] == [(3, *shape) for shape in model.shapes.values()]
 
 
 def test_logits_come_from_the_row():

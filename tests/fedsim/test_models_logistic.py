@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsim.models import native
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Logistic
 
 # features around the vector widths, classes around the blocks of five and ten, samples around blocks of four
 SHAPES = [

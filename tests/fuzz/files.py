@@ -26,7 +26,7 @@ except ImportError:  # no wheel for this Python
 with atheris.instrument_imports(include=["fedsim"]) if atheris else contextlib.nullcontext():
     from fedsim.cli import main
     from fedsim.data import load
-    from fedsim.data.plays import WINDOW
+    from fedsim.data.shakespeare import WINDOW
     from fedsim.errors import InputError
 
 RUN = ["run", "synthetic-cauchy", "--seeds", "1", "--set", "rounds=3", "--checkpoint-every", "1", "--json"]

@@ -12,7 +12,6 @@ import numpy as np
 from PIL import Image
 
 from fedsim.data import cifar10, mnist, shakespeare
-from fedsim.data.files import Form
 
 
 def md5(data):
@@ -51,7 +50,7 @@ class SmallMnist:
         self.labels = {True: np.arange(40) % 10, False: np.arange(20) % 10}
         parts = [self.images[True], self.labels[True], self.images[False], self.labels[False]]
         self.files = {f"{mnist.RAW}/{name}": idx(part) for name, part in zip(mnist.SUMS, parts, strict=True)}
-        monkeypatch.setattr(mnist, "FORM", Form({name: md5(data) for name, data in self.files.items()}))
+        monkeypatch.setattr(mnist, "FORM", {name: md5(data) for name, data in self.files.items()})
 
     def write(self, root):
         for name, data in self.files.items():
@@ -77,7 +76,7 @@ class SmallCifar10:
                 bytes([label]) + image.transpose(2, 0, 1).tobytes() for image, label in zip(pixels, labels, strict=True)
             ]
             self.files[f"{cifar10.BINARY}/{name}.bin"] = b"".join(records)
-        monkeypatch.setattr(cifar10, "FORM", Form({name: md5(data) for name, data in self.files.items()}))
+        monkeypatch.setattr(cifar10, "FORM", {name: md5(data) for name, data in self.files.items()})
 
     def write(self, root):
         for name, data in self.files.items():
@@ -127,9 +126,7 @@ class SmallShakespeare:
             "lear_gut_f": play(["LEIR"]),
         }
         self.archive = tar_gz({f"{shakespeare.TEXTS}/{name}.txt": text.encode() for name, text in texts.items()})
-        monkeypatch.setattr(
-            shakespeare, "FORM", Form({f"{shakespeare.FOLDER}/{shakespeare.ARCHIVE}": md5(self.archive)})
-        )
+        monkeypatch.setattr(shakespeare, "FORM", {f"{shakespeare.FOLDER}/{shakespeare.ARCHIVE}": md5(self.archive)})
         monkeypatch.setattr(shakespeare, "CLIENTS", clients)
 
     def write(self, root):

@@ -10,7 +10,7 @@ import torch
 
 from fedsim import atomic
 from fedsim.cli import main
-from fedsim.data.dataset import Dataset
+from fedsim.data import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
 from fedsim.run import checkpoint, journal, runner

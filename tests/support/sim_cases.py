@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import torch
 
 from fedsim.config import Config
-from fedsim.models.cnn import Cnn
-from fedsim.models.logistic import Logistic
+from fedsim.models.classifiers import Cnn, Logistic, Mlp
 from fedsim.models.lstm import Lstm
-from fedsim.models.mlp import Mlp
 from fedsim.simulation import Simulation
 
 CLASSES = 4

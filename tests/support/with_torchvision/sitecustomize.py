@@ -10,7 +10,7 @@ from pathlib import Path
 
 if importlib.util.find_spec("torchvision"):
     sys.path.append(str(Path(__file__).parents[3]))  # last: an installed fedsim comes first
-    from fedsim.data import vision
+    from fedsim.data import fetch
 
-    vision.datasets()
+    fetch.torchvision_datasets()
     sys.path.pop()
