@@ -1,15 +1,17 @@
 """The command line: `python -m fedsim list | run | data | theory | suggest | report`."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import Parser
+from .arguments import Parser, check_experiment
 from .errors import ClientError, InputError, RunError, StoppedError
-from .names import check_experiment
+
+PARSE_ALONE = {"data": ".data.cli", "theory": ".theory_command", "suggest": ".suggest"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,34 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(arguments: list[str]) -> int:
     """Each command imports no more than it needs: `--help` and a typing error answer at once."""
-    if arguments[:1] == ["data"]:
-        from .data.cli import main as data
-
-        return data(arguments[1:])
-    if arguments[:1] == ["theory"]:
-        from .theory_command import main as theory
-
-        return theory(arguments[1:])
-    if arguments[:1] == ["suggest"]:
-        from .suggest import main as suggest
-
-        return suggest(arguments[1:])
+    if arguments and arguments[0] in PARSE_ALONE:
+        module = importlib.import_module(PARSE_ALONE[arguments[0]], __package__)
+        return int(module.main(arguments[1:]))
     top, run = make_parser()
     if arguments[:1] == ["run"] and not {"-h", "--help"}.isdisjoint(arguments):
         from .config import describe_keys
 
         run.epilog, run.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
     args = top.parse_args(arguments)
-    if args.word == "sweep":
-        args.word, args.name = "run", " ".join(["sweep", args.name, *args.grid])
-    if args.word == "run":
-        args.name = check_experiment(args.name)
-        from .run.command import run_experiment
+    args.arguments = arguments
+    if args.word in ("run", "sweep"):
+        args.name = check_experiment(args.name if args.word == "run" else " ".join(["sweep", args.name, *args.grid]))
+    from .run.command import COMMANDS
 
-        return run_experiment(args, arguments)
-    if args.word in ("compare", "export"):
-        return show_runs(args)
-    return rebuild_report(args.out) if args.word == "report" else list_experiments()
+    COMMANDS[args.word](args)
+    return 0
 
 
 def make_parser() -> tuple[Parser, argparse.ArgumentParser]:
@@ -79,7 +69,7 @@ def make_parser() -> tuple[Parser, argparse.ArgumentParser]:
     compare.add_argument("outs", metavar="DIR", type=Path, nargs="+")
     compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
     export = words.add_parser("export", help="the rounds of a run as CSV")
-    export.add_argument("outs", metavar="DIR", type=Path, nargs=1)
+    export.add_argument("out", metavar="DIR", type=Path)
     export.add_argument("--csv", type=Path, required=True, metavar="FILE")
     run = words.add_parser("run", help="run an experiment")
     add_run_options(run)
@@ -112,32 +102,3 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--json", action="store_true", help="print the result as JSON and nothing else on stdout")
     run.add_argument("--tensorboard", action="store_true", help="also write TensorBoard logs into the run directory")
     run.add_argument("--profile", action="store_true", help="print where the time went")
-
-
-def list_experiments() -> int:
-    from .experiments import NAMES, find
-    from .table import Table
-
-    rows = []
-    for known in map(find, NAMES):
-        preset = known.default
-        rows.append([known.name, known.code, preset, len(known.cells(preset, 1)), known.seeds[preset], known.title])
-    print(Table(["name", "paper", "default preset", "cells", "seeds", "what"], rows).text())
-    return 0
-
-
-def show_runs(args: argparse.Namespace) -> int:
-    from .run.compare import compare, export
-
-    if args.word == "export":
-        print(f"{args.csv}: {export(args.outs[0], args.csv)} rounds")
-    else:
-        print(compare(args.outs, args.figure).text() + f"\n\npng   {args.figure}.png")
-    return 0
-
-
-def rebuild_report(out: Path) -> int:
-    from .run.runner import rebuild
-
-    print(rebuild(out).text())
-    return 0

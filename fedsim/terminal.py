@@ -1,16 +1,48 @@
-"""What the terminal shows while an experiment runs: a progress bar per cell, a line when it is done."""
+"""What a user sees of a run while it runs, and Ctrl-C: a progress bar per cell and a line at its end, TensorBoard."""
 
 import math
 import os
+import signal
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from .cells import Cell, CellResult
+from .errors import InputError
+from .run import files
 from .table import show
 
 COLUMNS, ROWS = 120, 24  # of a terminal whose size is unknown
+STOPPING = "\nfedsim: stopping after this round (press Ctrl-C again to stop at once; the last checkpoint is kept)\n"
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Turns the first SIGINT or SIGTERM into a request to stop after the round; the second one stops at once.
+
+    Outside the main thread, where Python does not allow signal handlers, it does nothing.
+    """
+    asked: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        sys.stderr.write(STOPPING)
+        sys.stderr.flush()
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Progress:
@@ -35,7 +67,10 @@ class Progress:
             return
         from tqdm.auto import tqdm
 
-        wide = known_width(self.stream)
+        try:  # pseudo-terminals may report a width of 0
+            wide = os.get_terminal_size(self.stream.fileno()).columns > 0
+        except (OSError, ValueError):
+            wide = False
         self._bar = tqdm(
             total=cell.config.rounds,
             initial=done,
@@ -84,12 +119,40 @@ class Progress:
             self._bar = None
 
 
-def known_width(stream: TextIO) -> bool:
-    """Whether the terminal reports its width; pseudo-terminals may report 0."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError):
-        return False
+class Board:
+    """A progress callback that writes every round's numbers as TensorBoard scalars, one run per cell."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+        self._make, self._folder = SummaryWriter, folder
+        self._writer: Any = None
+
+    def begin(self, cell: Cell, engine: str, done: int) -> None:
+        files.make_folder(self._folder / cell.folder)
+        # purge_step hides what a killed run had logged of the rounds that are now run again
+        self._writer = self._make(str(self._folder / cell.folder), purge_step=done + 1)
+
+    def round(self, record: dict[str, Any]) -> None:
+        found: dict[str, Any] = {"clipped": record["clipped"]}
+        for key in ("loss", "accuracy"):
+            several = len(record[key]) > 1
+            found |= {f"{key}/seed {i}" if several else key: value for i, value in enumerate(record[key])}
+        if record["norms"]:
+            found |= {"update norm/median": record["norms"][2], "update norm/max": record["norms"][4]}
+        for name, value in found.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, record["round"])
+
+    def end(self, result: CellResult, stored: bool) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 def brief(record: dict[str, Any]) -> dict[str, str]:

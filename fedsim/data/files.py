@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..atomic import open_file
 from ..errors import InputError
+from ..run.files import open_file
 
 CHUNK = 1 << 20
 PARTIAL = ".partial-"  # what the name of a staging folder begins with

@@ -4,29 +4,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 from ..cells import Cell, CellResult
 from ..errors import StoppedError
 from ..measure import Measurement
 from ..simulation import Simulation
-from . import checkpoint, files, journal
-from .journal import Journal
+from . import checkpoint, files
 
-T = TypeVar("T")
 RESULT, JOURNAL = "result.json", "journal.jsonl"
 # Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
-
-
-class Watcher(Protocol):
-    """A progress callback: the progress bar, TensorBoard."""
-
-    def begin(self, cell: Cell, engine: str, done: int) -> None: ...
-
-    def round(self, record: dict[str, Any]) -> None: ...
-
-    def end(self, result: CellResult, stored: bool) -> None: ...
 
 
 @dataclass
@@ -34,6 +22,7 @@ class Options:
     """How to run: nothing here changes a result; None keeps the experiment's setting.
 
     checkpoint_every: rounds; None makes a checkpoint every 15 seconds of work. The last round always makes one.
+    watchers: progress callbacks: the bar, TensorBoard.
     """
 
     workers: int | None = None
@@ -41,21 +30,20 @@ class Options:
     checkpoint_every: int | None = None
     on_client_error: str | None = None
     command: str = ""
-    watchers: Sequence[Watcher] = ()
+    watchers: Sequence[Any] = ()
     stopping: Callable[[], bool] = lambda: False
 
-    def settings(self) -> list[str]:
-        """The settings of a cell that this run replaces."""
-        free = {"workers": self.workers, "on_client_error": self.on_client_error}
-        return [f"{key}={value}" for key, value in free.items() if value is not None]
+    def tell(self, event: str, *facts: Any) -> None:
+        """Calls a method of every watcher: begin(cell, engine, done), round(record) or end(result, stored)."""
+        for watcher in self.watchers:
+            getattr(watcher, event)(*facts)
 
 
 def finished(cell: Cell, folder: Path, run: str) -> CellResult | None:
     """The result of a cell that has run to its end, or None; an AlteredError where a file is not its own."""
-    measured, records = files.read_json(folder / RESULT, run), journal.read(folder / JOURNAL, run)
-    if measured is None or len(records) != cell.config.rounds:
-        return None
-    return CellResult(cell, records, measured)
+    measured, records = files.read_json(folder / RESULT, run), files.read_journal(folder / JOURNAL, run)
+    whole = measured is not None and len(records) == cell.config.rounds
+    return CellResult(cell, records, measured or {}) if whole else None
 
 
 def run_cell(
@@ -66,72 +54,50 @@ def run_cell(
     run: the identity of the cell, in each of its files; those of another are set aside.
     """
     files.make_folder(folder)
-    result = _usable(lambda: finished(cell, folder, run))
-    stored = result is not None
-    if result is None:
-        with make(cell) as sim:
-            state = State(sim, measure.observer(cell.config))
-            records = _usable(lambda: journal.read(folder / JOURNAL, run)) or []
-            done = checkpoint.restore(folder, len(records), run, state.load)
-            with Journal(folder / JOURNAL, run, records[:done]) as log:
-                for watcher in options.watchers:
-                    watcher.begin(cell, sim.engine, done)
-                logging = _run_rounds(state, log, folder, options)
-            measured = measure.result(sim, log.records, state.observer)
-        files.write_json(folder / RESULT, measured, run)
-        # read back, so that a result looks the same whether it was made now or found on disk
-        result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
-    for watcher in options.watchers:
-        watcher.end(result, stored)
+    result, records = None, []
+    with files.setting_aside():
+        result = finished(cell, folder, run)
+    if result is not None:
+        options.tell("end", result, True)
+        return result
+    with make(cell) as sim:
+        observer = measure.observer(cell.config)
+        with files.setting_aside():
+            records = files.read_journal(folder / JOURNAL, run)
+        done = checkpoint.restore(folder, len(records), run, sim, observer)
+        with files.Journal(folder / JOURNAL, run, records[:done]) as log:
+            options.tell("begin", cell, sim.engine, done)
+            logging = _run_rounds(sim, observer, log, options)
+        measured = measure.result(sim, log.records, observer)
+    files.write_json(folder / RESULT, measured, run)
+    # read back, so that a result looks the same whether it was made now or found on disk
+    result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
+    options.tell("end", result, False)
     return result
 
 
-def _usable(read: Callable[[], T]) -> T | None:
-    """What is read; None where a file was not this cell's, and is now set aside."""
-    try:
-        return read()
-    except files.AlteredError as error:
-        files.set_aside(error)
-        return None
-
-
-class State(NamedTuple):
-    """All that a checkpoint holds: the simulation, and the observer where there is one."""
-
-    sim: Simulation
-    observer: Any
-
-    def load(self, state: Any) -> int:
-        self.sim.load_state_dict(state["simulation"])
-        if self.observer is not None:
-            self.observer.load_state_dict(state["observer"])
-        return self.sim.rounds_done
-
-    def save(self, log: Journal, folder: Path) -> int:
-        """The journal goes to disk first, so that no checkpoint is ahead of it."""
-        log.sync()
-        observed = None if self.observer is None else self.observer.state_dict()
-        state = {"simulation": self.sim.state_dict(), "observer": observed}
-        checkpoint.save(folder, self.sim.rounds_done, state, log.run)
-        return self.sim.rounds_done
-
-
-def _run_rounds(state: State, log: Journal, folder: Path, options: Options) -> float:
+def _run_rounds(sim: Simulation, observer: Any, log: files.Journal, options: Options) -> float:
     """Runs the rounds that are left; returns the seconds that journal, checkpoints and watchers took."""
-    sim, every = state.sim, options.checkpoint_every
-    saved, clock, logging = sim.rounds_done, time.monotonic(), 0.0
+
+    def save() -> None:
+        log.sync()  # first, so that no checkpoint is ahead of the journal
+        observed = None if observer is None else observer.state_dict()
+        state = {"simulation": sim.state_dict(), "observer": observed}
+        checkpoint.save(log.path.parent, sim.rounds_done, state, log.run)
+
+    every, saved, clock, logging = options.checkpoint_every, sim.rounds_done, time.monotonic(), 0.0
     while sim.rounds_done < sim.config.rounds and not options.stopping():
-        record = sim.step(state.observer)
+        record = sim.step(observer)
         begun = time.monotonic()
         log.append(record)
         late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
         if (sim.rounds_done % every == 0) if every is not None else late:
-            saved, clock = state.save(log, folder), time.monotonic()
-        for watcher in options.watchers:
-            watcher.round(record)
+            save()
+            saved, clock = sim.rounds_done, time.monotonic()
+        options.tell("round", record)
         logging += time.monotonic() - begun
     if saved < sim.rounds_done or not sim.config.rounds:
-        state.save(log, folder)
+        save()
     if sim.rounds_done < sim.config.rounds:
         raise StoppedError
     return logging

@@ -17,13 +17,13 @@ from own_cases import images, simulate
 from run_cases import facts
 
 import fedsim
-from fedsim import history, research
+from fedsim import research, table
 from fedsim.cli import main
 from fedsim.data import samples
 from fedsim.models import base
 
 
-@pytest.mark.parametrize("module", [research, samples, history, base])
+@pytest.mark.parametrize("module", [research, samples, table, base])
 def test_the_examples_in_the_docstrings_run(module):
     done = doctest.testmod(module)
     assert (done.failed, done.attempted > 0) == (0, True)

@@ -8,12 +8,11 @@ from unittest.mock import patch
 
 import torch
 
-from fedsim import atomic
 from fedsim.cli import main
 from fedsim.data.dataset import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
-from fedsim.run import checkpoint, journal, runner
+from fedsim.run import checkpoint, files, runner
 from fedsim.run.cell import Options
 from fedsim.run.directory import Request
 
@@ -175,11 +174,11 @@ class DyingOs:
         return call
 
     def __enter__(self):
-        atomic.os = journal.os = self
+        files.os = self
         return self
 
     def __exit__(self, *_):
-        atomic.os = journal.os = os
+        files.os = os
 
 
 def run_forever(setting, out):
