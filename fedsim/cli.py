@@ -40,13 +40,10 @@ def dispatch(arguments: list[str]) -> int:
     if arguments and arguments[0] in PARSE_ALONE:
         module = importlib.import_module(PARSE_ALONE[arguments[0]], __package__)
         return int(module.main(arguments[1:]))
-    top, run = make_parser()
+    keys = None
     if arguments[:1] == ["run"] and not {"-h", "--help"}.isdisjoint(arguments):
-        from .config import describe_keys
-
-        run.epilog, run.formatter_class = describe_keys(), argparse.RawDescriptionHelpFormatter
-    args = top.parse_args(arguments)
-    args.arguments = arguments
+        keys = importlib.import_module(".config", __package__).describe_keys()
+    args = make_parser(keys).parse_args(arguments, argparse.Namespace(arguments=arguments))
     if args.word in ("run", "sweep"):
         args.name = check_experiment(args.name if args.word == "run" else " ".join(["sweep", args.name, *args.grid]))
     from .run.command import COMMANDS
@@ -55,42 +52,41 @@ def dispatch(arguments: list[str]) -> int:
     return 0
 
 
-def make_parser() -> tuple[Parser, argparse.ArgumentParser]:
-    """The parser, and that of `run`."""
+def make_parser(keys: str | None) -> Parser:
+    """The parser; keys: what follows the help of `run`."""
     top = Parser(prog="fedsim", description="Federated learning under fat-tailed noise: the paper's experiments.")
     words = top.add_subparsers(dest="word", required=True, metavar="COMMAND")
     words.add_parser("list", help="the experiments")
     words.add_parser("data", help="get, verify and show data sets (data --help)", add_help=False)
     words.add_parser("theory", help="rates and parameter choices of the theorems (theory --help)", add_help=False)
     words.add_parser("suggest", help="lam and rates from the journal of a pilot (suggest --help)", add_help=False)
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
-    report.add_argument("out", metavar="DIR", type=Path)
+    report.add_argument("out", **folder)
     compare = words.add_parser("compare", help="curves of runs over each other, and what differs")
-    compare.add_argument("outs", metavar="DIR", type=Path, nargs="+")
+    compare.add_argument("outs", **folder, nargs="+")
     compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
     export = words.add_parser("export", help="the rounds of a run as CSV")
-    export.add_argument("out", metavar="DIR", type=Path)
+    export.add_argument("out", **folder)
     export.add_argument("--csv", type=Path, required=True, metavar="FILE")
-    run = words.add_parser("run", help="run an experiment")
-    add_run_options(run)
+    raw: dict[str, Any] = {"epilog": keys, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    add_run_options(words.add_parser("run", help="run an experiment", **raw))
     sweep = words.add_parser("sweep", help="run an experiment over a grid of settings")
     add_run_options(sweep)
     sweep.add_argument("grid", nargs="+", metavar="KEY=V,V", help="a setting and its values")
-    return top, run
+    return top
 
 
 def add_run_options(run: argparse.ArgumentParser) -> None:
     number: dict[str, Any] = {"type": int, "metavar": "N"}
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
-    run.add_argument(
-        "name", metavar="NAME", help="an experiment of `fedsim list`, a file with an EXPERIMENT, or package.module:NAME"
-    )
+    what = "an experiment of `fedsim list`, a file with an EXPERIMENT, or package.module:NAME"
+    run.add_argument("name", metavar="NAME", help=what)
     run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
     run.add_argument("--seeds", **number, help="how many seeds")
-    run.add_argument(
-        "--set", dest="settings", **many, metavar="KEY=VALUE", help="change settings; --help lists the keys"
-    )
+    change = "change settings; --help lists the keys"
+    run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help=change)
     run.add_argument("--only", **many, metavar="AXIS=LEVEL", help="run a part of the grid")
     run.add_argument("--out", **folder, help="the run directory (default: runs/NAME-TIME)")
     run.add_argument("--resume", action="store_true", help="resume the run in --out")

@@ -34,10 +34,7 @@ class Finished:
     results: list[CellResult]
     table: Table
     figures: list[Path]
-
-    @property
-    def report(self) -> Path:
-        return self.out / "report.html"
+    report: Path
 
     def text(self) -> str:
         """The title, the table and the paths of the files."""

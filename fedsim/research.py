@@ -23,8 +23,8 @@ from .models.own import OwnModel
 from .plotting import new_figure, styled
 from .problems import OWN
 from .run import checkpoint, runner
-from .run.cell import Options
 from .run.directory import Request, RunDirectory, identify
+from .run.runner import Options
 from .simulation import Simulation
 from .table import flatten, write_csv
 from .terminal import Progress, stop_on_signal
@@ -65,9 +65,8 @@ class Run:
             for column in columns:
                 known = [(row["round"], row[column]) for row in self.history if row.get(column) is not None]
                 if not known:
-                    raise InputError(
-                        f"plot({column!r}): there is no such column; there are {', '.join(self.history[-1])}"
-                    )
+                    there = ", ".join(self.history[-1])
+                    raise InputError(f"plot({column!r}): there is no such column; there are {there}")
                 ax.plot(*zip(*known, strict=True), label=column)
             ax.set_xlabel("communication round")
             ax.set_ylabel(", ".join(columns))
@@ -158,7 +157,7 @@ def _run_here(sim: Simulation, options: Options) -> list[dict[str, Any]]:
     options.tell("begin", cell, sim.engine, 0)
     while sim.rounds_done < sim.config.rounds:
         records.append(sim.step())
-        options.tell("round", records[-1])
+        options.tell("round", cell, records[-1])
     options.tell("end", CellResult(cell, records, {}), False)
     return records
 

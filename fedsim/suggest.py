@@ -75,12 +75,12 @@ def suggest(
         raise InputError("the pilot's local work is in epochs: say how many steps that is with --local-steps K")
     row = [cell.name, found["G"], found["alpha"], f"{found['low']:.3g} to {found['high']:.3g}"]
     for algorithm in ("fatclip-pi", "fatclip-pr"):
-        if not found["alpha"] > 1:
+        if found["alpha"] > 1:
+            choice = parameters(algorithm, min(found["alpha"], 2.0), cell.config.participating, steps, rounds)
+            assert choice.lam is not None
+            row += [choice.lam * found["G"], choice.eta_eta_l, choice.eta_l_max]
+        else:
             row += [None] * 3
-            continue
-        choice = parameters(algorithm, min(found["alpha"], 2.0), cell.config.participating, steps, rounds)
-        assert choice.lam is not None
-        row += [choice.lam * found["G"], choice.eta_eta_l, choice.eta_l_max]
     said = warn(found, len(records), sum(len(r["rejected"]) for r in records))
     return row, [f"{cell.name}: {text}." for text in said]
 

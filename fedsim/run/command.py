@@ -22,16 +22,22 @@ from ..report import Finished
 from ..table import Table, flatten, write_csv
 from ..terminal import Board, Progress, profile, stop_on_signal
 from . import files, runner
-from .cell import Options
 from .directory import Request
+from .runner import Options
 
 MOST_SEEDS = 1_000_000  # a grid of more is beyond memory, whatever else is set
 MEASURES = ("loss", "accuracy")
 
 
-def run_experiment(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
     """Runs or resumes an experiment."""
-    check_options(args)
+    if args.resume and args.out is None:
+        raise InputError("--resume needs --out DIR, the directory of the run to resume")
+    if (args.seeds or 0) > MOST_SEEDS:
+        raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
+    for name in ("workers", "checkpoint_every", "seeds"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     experiment = find(args.name)
     asked = Request(args.name, args.preset or experiment.default, args.seeds, tuple(args.settings), tuple(args.only))
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
@@ -55,17 +61,6 @@ def run_experiment(args: argparse.Namespace) -> None:
         hint = f"a client failed; to continue without such clients: {resume} --on-client-error reject"
         raise ClientError(hint) from error
     print_result(args, finished)
-
-
-def check_options(args: argparse.Namespace) -> None:
-    if args.resume and args.out is None:
-        raise InputError("--resume needs --out DIR, the directory of the run to resume")
-    if args.seeds is not None and args.seeds > MOST_SEEDS:
-        raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
-    for name in ("workers", "checkpoint_every", "seeds"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 def default_out(name: str) -> Path:
@@ -157,11 +152,5 @@ def _middle(record: dict[str, Any]) -> dict[str, Any]:
     return {"round": record["round"]} | {key: statistics.median(v) for key, v in known.items() if v}
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "run": run_experiment,
-    "sweep": run_experiment,
-    "list": list_experiments,
-    "report": report,
-    "compare": compare,
-    "export": export,
-}
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"run": run, "sweep": run, "report": report}
+COMMANDS |= {"list": list_experiments, "compare": compare, "export": export}

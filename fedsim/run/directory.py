@@ -46,11 +46,7 @@ class Request:
 
 
 class RunDirectory:
-    """A directory that belongs to one run, locked while this object is open.
-
-    >>> RunDirectory(Path("runs/none")).exists()
-    False
-    """
+    """A directory that belongs to one run, locked while this object is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -158,14 +158,7 @@ def read_json(path: Path, run: str) -> dict[str, Any] | None:
 
 
 class Journal:
-    """One sealed line per round, in order, appended to a file that begins with the records that are kept.
-
-    >>> import tempfile
-    >>> with Journal(Path(tempfile.mkdtemp()) / "journal.jsonl", "a run") as journal:
-    ...     journal.append({"round": 1, "loss": [2.0]})
-    ...     read_journal(journal.path, "a run")
-    [{'round': 1, 'loss': [2.0]}]
-    """
+    """One sealed line per round, in order, appended to a file that begins with the records that are kept."""
 
     def __init__(self, path: Path, run: str, kept: Sequence[dict[str, Any]] = ()) -> None:
         self.path, self.run, self.records = path, run, list(kept)

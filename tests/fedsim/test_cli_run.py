@@ -163,7 +163,7 @@ class InterruptAt(Progress):
         super().__init__(cells=3)
         self.left, self.times = rounds, times
 
-    def round(self, record):
+    def round(self, cell, record):
         self.left -= 1
         if self.left == 0:
             for _ in range(self.times):

@@ -13,8 +13,8 @@ from fedsim.data.dataset import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
 from fedsim.run import checkpoint, files, runner
-from fedsim.run.cell import Options
 from fedsim.run.directory import Request
+from fedsim.run.runner import Options
 
 LOGISTIC = {
     "problem": "mnist-logistic",
@@ -196,7 +196,7 @@ class Counter:
     def begin(self, cell, engine, done):
         self.begun = (cell, engine, done)
 
-    def round(self, record):
+    def round(self, cell, record):
         self.records.append(record)
 
     def end(self, result, stored):
