@@ -63,6 +63,8 @@ def make_parser(keys: str | None) -> Parser:
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
     report.add_argument("out", **folder)
+    report.add_argument("--pdf", action="store_true", help="figures as PDF, too")
+    report.add_argument("--plain", action="store_true", help="figures for a paper: (a), (b) in place of panel titles")
     compare = words.add_parser("compare", help="curves of runs over each other, and what differs")
     compare.add_argument("outs", **folder, nargs="+")
     compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
@@ -91,6 +93,8 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--out", **folder, help="the run directory (default: runs/NAME-TIME)")
     run.add_argument("--resume", action="store_true", help="resume the run in --out")
     run.add_argument("--workers", **number, help="processes that share a round's clients")
+    at_once = "cells that run at once (default: for a sweep, as many as there are cores; otherwise 1)"
+    run.add_argument("--processes", **number, help=at_once)
     run.add_argument("--data-root", **folder, help="where the data sets are (default: as `fedsim data` puts them)")
     run.add_argument("--checkpoint-every", **number, help="rounds between checkpoints (default: 15 seconds of work)")
     run.add_argument("--on-client-error", choices=("stop", "reject"), help="when a client raises")

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--resume needs --out DIR, the directory of the run to resume")
     if (args.seeds or 0) > MOST_SEEDS:
         raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
-    for name in ("workers", "checkpoint_every", "seeds"):
+    for name in ("workers", "checkpoint_every", "seeds", "processes"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     experiment = find(args.name)
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> None:
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
     out = args.out or default_out(experiment.name)
     command = shlex.join(["python", "-m", "fedsim", *args.arguments])
-    options = Options(args.workers, args.data_root, args.checkpoint_every, args.on_client_error, command)
+    same = {key: getattr(args, key) for key in ("workers", "data_root", "checkpoint_every", "on_client_error")}
+    options = Options(**same, command=command, processes=args.processes)
     request, cells = runner.plan(asked, out, resume=args.resume, given=given)
     resume = runner.resume_command(request, out, options)
     try:
@@ -94,16 +95,18 @@ def print_result(args: argparse.Namespace, finished: Finished) -> None:
 
 def report(args: argparse.Namespace) -> None:
     """Makes the files of a finished run again."""
-    print(runner.rebuild(args.out).text())
+    kinds = ("png", "svg", "pdf") if args.pdf else ("png", "svg")
+    print(runner.rebuild(args.out, (kinds, args.plain)).text())
 
 
 def list_experiments(_args: argparse.Namespace) -> None:
-    """One line per experiment, with the preset that runs when none is named."""
+    """One line per experiment: the preset that runs when none is named, and its minutes on two cores."""
     rows = []
     for known in map(find, NAMES):
-        preset = known.default
-        rows.append([known.name, known.code, preset, len(known.cells(preset, 1)), known.seeds[preset], known.title])
-    print(Table(["name", "paper", "default preset", "cells", "seeds", "what"], rows).text())
+        preset, long = known.default, "-" if known.minutes is None else f"about {known.minutes:g}"
+        cells = len(known.cells(preset, 1))
+        rows.append([known.name, known.code, preset, cells, known.seeds[preset], long, known.title])
+    print(Table(["name", "paper", "default preset", "cells", "seeds", "minutes per seed", "what"], rows).text())
 
 
 def begun(out: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:

@@ -22,8 +22,11 @@ class AlteredError(RunError):
     """A file that was altered or belongs to another run."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}")
+        super().__init__(path, reason)
         self.path = path
+
+    def __str__(self) -> str:
+        return "{} {}".format(*self.args)
 
 
 @contextmanager

@@ -1,15 +1,19 @@
 """A whole experiment: every cell of its grid in one run directory, then its table, figure and report."""
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import figures
+from ..arguments import SWEEP
 from ..cells import Cell, CellResult
 from ..engines.memory import check_memory
+from ..engines.workers import use_threads
 from ..errors import InputError, RunError, StoppedError
 from ..experiments import find
 from ..measure import Measurement
@@ -18,8 +22,10 @@ from ..report import Finished
 from ..simulation import Simulation
 from . import checkpoint, files
 from .directory import Request, RunDirectory, identify
+from .processes import run_in_processes
 
 Make = Callable[[Cell], Simulation]
+Drawn = tuple[()] | tuple[Sequence[str], bool]  # the kinds of the figures' files, and whether they are plain
 RESULT, JOURNAL = "result.json", "journal.jsonl"
 # Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
@@ -31,6 +37,7 @@ class Options:
 
     checkpoint_every: rounds; None makes a checkpoint every 15 seconds of work. The last round always makes one.
     watchers: progress callbacks: the bar, TensorBoard.
+    processes: how many cells run at once; None: one for each core where that is faster.
     """
 
     workers: int | None = None
@@ -40,6 +47,7 @@ class Options:
     command: str = ""
     watchers: Sequence[Any] = ()
     stopping: Callable[[], bool] = lambda: False
+    processes: int | None = None
 
     def tell(self, event: str, *facts: Any) -> None:
         """Calls a method of every watcher: begin(cell, engine, done), round(cell, record) or end(result, stored)."""
@@ -134,25 +142,40 @@ def run(request: Request, cells: Sequence[Cell], out: Path, options: Options, ma
     cells = [replace(cell, config=cell.config.with_values(changes)) for cell in cells]
     directory, measure = RunDirectory(out), find(request.experiment).measure
     make = make or (lambda cell: Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root))
-    # Made before the directory is: a data set that is missing must leave nothing behind.
-    ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
+    processes = _processes(request, cells, directory, options)
 
-    def take(cell: Cell) -> Simulation:
-        return ready.pop(cell.name, None) or make(cell)
+    def work(cell: Cell, options: Options) -> CellResult:
+        run = identify(request, [cell])
+        return run_cell(cell, directory.cell(cell), run, measure, lambda c: ready.pop(c.name, None) or make(c), options)
 
-    with directory:
-        starts = directory.start(request, cells, options.command)
-        results = []
-        for cell in cells:
-            own = identify(request, [cell])
-            results.append(run_cell(cell, directory.cell(cell), own, measure, take, options))
-        return publish(request, out, results, starts)
+    # Threads of OpenMP do not survive a fork: where there will be one, they must not have begun.
+    with use_threads(1) if processes > 1 else nullcontext():
+        # Made before the directory is: a data set that is missing must leave nothing behind.
+        ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
+        with directory:
+            starts = directory.start(request, cells, options.command)
+            if processes > 1:
+                results = run_in_processes(processes, cells, work, options)
+            else:
+                results = [work(cell, options) for cell in cells]
+            return publish(request, out, results, starts)
 
 
-def publish(request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]]) -> Finished:
+def _processes(request: Request, cells: Sequence[Cell], directory: RunDirectory, options: Options) -> int:
+    """How many cells to run at once: those of a sweep, where they leave cores idle, unless the user says."""
+    idle = all(cell.config.workers == 1 and cell.config.device == "cpu" for cell in cells)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    usual = cores if idle and request.experiment.startswith(SWEEP) else 1
+    left = sum(not (directory.cell(cell) / RESULT).exists() for cell in cells)
+    return min(options.processes or usual, left)
+
+
+def publish(
+    request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]], drawn: Drawn = ()
+) -> Finished:
     """Writes figures and report.html from the results."""
     experiment = find(request.experiment)
-    table, paths = experiment.tabulate(results), figures.save(experiment, results, out)
+    table, paths = experiment.tabulate(results), figures.save(experiment, results, out, *drawn)
     whole = Finished(experiment, out, results, table, paths, out / "report.html")
     whole.write_report(request.preset, starts)
     return whole
@@ -174,7 +197,7 @@ def journals(out: Path, refusal: str) -> list[tuple[Cell, list[dict[str, Any]]]]
     return [(cell, records) for cell, records in found if records]
 
 
-def rebuild(out: Path) -> Finished:
+def rebuild(out: Path, drawn: Drawn = ()) -> Finished:
     """Makes figures and report again from what a finished run left."""
     directory, request, cells = saved_run(out, f"report: {out} holds no run")
     directory.check_same(cells)
@@ -189,7 +212,7 @@ def rebuild(out: Path) -> Finished:
         if result is None:
             raise RunError(f"{out} is not finished ({cell.name}); {resume}")
         results.append(result)
-    return publish(request, out, results, starts)
+    return publish(request, out, results, starts, drawn)
 
 
 def resume_command(request: Request, out: Path, options: Options) -> str:
@@ -197,8 +220,7 @@ def resume_command(request: Request, out: Path, options: Options) -> str:
     if request.experiment == OWN:
         return "start the same program again"
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
-    if options.workers is not None:
-        words += ["--workers", str(options.workers)]
-    if options.data_root is not None:
-        words += ["--data-root", str(options.data_root)]
+    for name in ("workers", "data_root", "processes"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

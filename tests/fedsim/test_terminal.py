@@ -9,20 +9,13 @@ import subprocess
 import sys
 
 import pytest
-from run_cases import run
+from run_cases import Screen, run
 
 from fedsim.cells import CellResult
 from fedsim.errors import StoppedError
 from fedsim.experiments import find
 from fedsim.table import Table, show
 from fedsim.terminal import Progress, brief, profile
-
-
-class Screen(io.StringIO):
-    """A terminal as far as a progress bar can tell."""
-
-    def isatty(self):
-        return True
 
 
 def drawn(screen):

@@ -204,3 +204,10 @@ class Counter:
 
     def close(self):
         self.closed = True
+
+
+class Screen(io.StringIO):
+    """A terminal as far as a progress bar can tell."""
+
+    def isatty(self):
+        return True
