@@ -8,19 +8,9 @@ from typing import NoReturn
 from .errors import InputError
 
 SWEEP = "sweep "
-NAMES = (
-    "synthetic-cauchy",
-    "synthetic-alpha",
-    "cifar10-alpha",
-    "cifar10-failure",
-    "cifar10-success",
-    "cifar10-stability",
-    "shakespeare-alpha",
-    "mnist-alpha-error",
-    "tail-estimators",
-    "rates",
-    "control",
-)
+CIFAR10 = ("cifar10-alpha", "cifar10-failure", "cifar10-success", "cifar10-stability")
+OTHERS = ("shakespeare-alpha", "mnist-alpha-error", "tail-estimators", "rates", "control")
+NAMES = ("synthetic-cauchy", "synthetic-alpha", *CIFAR10, *OTHERS)
 
 
 class Parser(argparse.ArgumentParser):

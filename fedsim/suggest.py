@@ -65,9 +65,7 @@ def warn(found: dict[str, float], rounds: int, rejected: int) -> list[str]:
     return [text for text, holds in said.items() if holds]
 
 
-def suggest(
-    cell: Cell, records: Sequence[dict[str, Any]], steps: int | None, rounds: int
-) -> tuple[list[Any], list[str]]:
+def suggest(cell: Cell, records: list[dict[str, Any]], steps: int | None, rounds: int) -> tuple[list[Any], list[str]]:
     """A row of the table, and the warnings."""
     found = estimate([r["step_norms"] for r in records])
     steps = steps or cell.config.local_steps

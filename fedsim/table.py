@@ -38,9 +38,14 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *self.notes])
 
     def html(self) -> str:
-        right = self._numeric()
-        head = _row("th", self.columns, right)
-        body = "".join(_row("td", row, right) + "\n" for row in self.rows)
+        sides = ["number" if right else "text" for right in self._numeric()]
+
+        def line(tag: str, values: Sequence[Any]) -> str:
+            shown = zip(sides, map(show, values), strict=True)
+            cells = (f'<{tag} class="{side}">{html.escape(text)}</{tag}>' for side, text in shown)
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = line("th", self.columns), "".join(line("td", row) + "\n" for row in self.rows)
         notes = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in self.notes)
         return f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
 
@@ -64,12 +69,6 @@ def show(value: Any) -> str:
     if not 1e-3 <= abs(value) < 1e5:
         return f"{value:.2e}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 10 else f"{value:.2f}"
-
-
-def _row(tag: str, values: Sequence[Any], right: Sequence[bool]) -> str:
-    sides = ("number" if r else "text" for r in right)
-    cells = (f'<{tag} class="{s}">{html.escape(show(v))}</{tag}>' for v, s in zip(values, sides, strict=True))
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def flatten(record: dict[str, Any], number: int = 0) -> dict[str, Any]:

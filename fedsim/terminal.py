@@ -75,7 +75,6 @@ class Progress:
             total=cell.config.rounds,
             initial=done,
             desc=f"cell {number}/{self._cells} {', '.join(cell.levels.values())}",
-            unit="round",
             file=self.stream,
             mininterval=self._redraw,
             miniters=1,

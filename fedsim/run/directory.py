@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy
+import torch
+
 import fatclip_ops
 
 from ..cells import Cell
@@ -162,9 +165,6 @@ def _settings(cell: Cell) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """The software and the machine, as far as they can matter to a number."""
-    import numpy
-    import torch
-
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],

@@ -41,10 +41,8 @@ def run_in_processes(count: int, cells: Sequence[Cell], work: Work, options: Any
                     process = crew.pop(pipe)
                     process.join()
                     if process.exitcode:
-                        raise RunError(
-                            f"process {process.pid}, which ran cells, ended with exit code {process.exitcode}; "
-                            "the same command with --resume continues"
-                        ) from None
+                        how = f"ended with exit code {process.exitcode}; continue with --resume"
+                        raise RunError(f"process {process.pid}, which ran cells, {how}") from None
                     continue
                 if event == "failed":
                     raise facts[0]
