@@ -23,9 +23,9 @@ from fedsim.errors import RunError
 from fedsim.experiments import find
 from fedsim.experiments.grid import Experiment
 from fedsim.measure import FinalLoss, Trial
-from fedsim.run.cell import finished
 from fedsim.run.directory import RunDirectory, identify
 from fedsim.run.files import encode, unname, write_atomic
+from fedsim.run.runner import finished
 
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"

@@ -1,15 +1,15 @@
-"""report.html: a whole run in one self-contained file: table, figures, command, settings, environment."""
+"""A finished run: what the terminal prints, and report.html, one self-contained file with all there is to know."""
 
 import base64
 import html
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .cells import CellResult
 from .experiments.grid import Experiment
 from .run import files
-from .table import Table, show
+from .table import Table
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; }
@@ -25,55 +25,51 @@ img { width: 100%; height: auto; max-width: 64rem; }
 """
 
 
-def write(
-    experiment: Experiment,
-    out: Path,
-    results: list[CellResult],
-    table: Table,
-    figures: Sequence[Path],
-    preset: str,
-    starts: list[dict[str, Any]],
-) -> Path:
-    """Writes report.html into the run directory and returns its path; starts: every start's command and software."""
-    title = html.escape(f"{experiment.code} {experiment.title}".strip())
-    parts = [
-        f"<h1>{title}</h1>",
-        f"<p>Experiment <code>{experiment.name}</code>, preset <code>{preset}</code>.</p>",
-        f'<h2>Result</h2>\n<div class="wide">{table.html()}</div>',
-        "<h2>Figure</h2>",
-        *(_image(path) for path in figures if path.suffix == ".svg"),
-        "<h2>Command</h2>",
-        "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),
-        "<p class='note'>More than one command: the run was stopped and resumed.</p>" if len(starts) > 1 else "",
-        f'<h2>Settings</h2>\n<div class="wide">{_settings(results).html()}</div>',
-        f"<h2>Environment</h2>\n{_environment(starts).html()}",
-    ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    top = f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>'
-    page = out / "report.html"
-    files.write_atomic(page, "\n".join([top, *parts, "</body></html>\n"]).encode())
-    return page
+@dataclass
+class Finished:
+    """A finished run: its results and files."""
+
+    experiment: Experiment
+    out: Path
+    results: list[CellResult]
+    table: Table
+    figures: list[Path]
+    report: Path
+
+    def text(self) -> str:
+        """The title, the table and the paths of the files."""
+        paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
+        title = f"{self.experiment.code}  {self.experiment.title}".strip()
+        return "\n".join(["", title, "", self.table.text(), "", *paths])
+
+    def write_report(self, preset: str, starts: list[dict[str, Any]]) -> None:
+        """Writes report.html into the run directory; starts: every start's command and software."""
+        title = html.escape(f"{self.experiment.code} {self.experiment.title}".strip())
+        seeds = list(dict.fromkeys(seed for result in self.results for seed in result.cell.seeds))
+        shown = {"seeds": str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"}
+        settings = [result.cell.config.to_dict() | shown for result in self.results]
+        machines = [{key: value for key, value in start.items() if key != "command"} for start in starts]
+        drawn = [path for path in self.figures if path.suffix == ".svg"]
+        images = [(html.escape(path.stem), base64.b64encode(path.read_bytes()).decode()) for path in drawn]
+        parts = [
+            f"<h1>{title}</h1>",
+            f"<p>Experiment <code>{self.experiment.name}</code>, preset <code>{preset}</code>.</p>",
+            f'<h2>Result</h2>\n<div class="wide">{self.table.html()}</div>',
+            "<h2>Figure</h2>",
+            *(f'<p><img alt="{name}" src="data:image/svg+xml;base64,{data}"></p>' for name, data in images),
+            "<h2>Command</h2>",
+            "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),
+            "<p class='note'>More than one command: the run was stopped and resumed.</p>" if len(starts) > 1 else "",
+            f'<h2>Settings</h2>\n<div class="wide">{_values("setting", settings).html()}</div>',
+            f"<h2>Environment</h2>\n{_values('', machines).html()}",
+        ]
+        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+        top = f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>'
+        files.write_atomic(self.report, "\n".join([top, *parts, "</body></html>\n"]).encode())
 
 
-def _image(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{html.escape(path.stem)}" src="data:image/svg+xml;base64,{data}"></p>'
-
-
-def _settings(results: list[CellResult]) -> Table:
-    """Every setting once where all cells agree, else its values in the order of the cells."""
-    configs = [result.cell.config.to_dict() for result in results]
-    rows: list[list[Any]] = []
-    for key in configs[0]:
-        values = list(dict.fromkeys(str(config[key]) for config in configs))
-        rows.append([key, ", ".join(values)])
-    seeds = list(dict.fromkeys(seed for result in results for seed in result.cell.seeds))
-    rows.append(["seeds", str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"])
-    return Table(["setting", "value"], rows)
-
-
-def _environment(starts: list[dict[str, Any]]) -> Table:
-    keys = dict.fromkeys(key for start in starts for key in start if key != "command")
-    return Table(
-        ["", "value"], [[key, ", ".join(dict.fromkeys(show(start.get(key)) for start in starts))] for key in keys]
-    )
+def _values(name: str, dicts: list[dict[str, Any]]) -> Table:
+    """Every key with its value where all agree, else with its values in their order."""
+    keys = dict.fromkeys(key for one in dicts for key in one)
+    rows = [[key, ", ".join(dict.fromkeys(str(one.get(key, "-")) for one in dicts))] for key in keys]
+    return Table([name, "value"], rows)

@@ -2,7 +2,8 @@
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,25 +17,24 @@ from .cells import Cell, CellResult
 from .config import Config
 from .data.samples import ClientData, check_alike, read, read_clients
 from .errors import InputError, RunError, StoppedError
-from .history import flatten, write_csv
 from .learning_task import LearningTask
 from .models.base import Metric
 from .models.own import OwnModel
 from .plotting import new_figure, styled
 from .problems import OWN
 from .run import checkpoint, runner
-from .run.cell import Options, State
 from .run.directory import Request, RunDirectory, identify
-from .run.stop import StopOnSignal
+from .run.runner import Options
 from .simulation import Simulation
-from .terminal import Progress
+from .table import flatten, write_csv
+from .terminal import Progress, stop_on_signal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Settings of the built-in problems, in whose place stand `model` and `train`.
-_TAKEN = ("problem", "clients", "partition", "classes_per_client", "concentration", "samples_per_client", "own")
-_TAKEN_TOO = ("dim", "noise", "noise_alpha", "noise_scale")
+_DATA = ("problem", "clients", "partition", "classes_per_client", "concentration", "samples_per_client", "own")
+_QUADRATIC = ("dim", "noise", "noise_alpha", "noise_scale")
 
 
 @dataclass
@@ -65,9 +65,8 @@ class Run:
             for column in columns:
                 known = [(row["round"], row[column]) for row in self.history if row.get(column) is not None]
                 if not known:
-                    raise InputError(
-                        f"plot({column!r}): there is no such column; there are {', '.join(self.history[-1])}"
-                    )
+                    there = ", ".join(self.history[-1])
+                    raise InputError(f"plot({column!r}): there is no such column; there are {there}")
                 ax.plot(*zip(*known, strict=True), label=column)
             ax.set_xlabel("communication round")
             ax.set_ylabel(", ".join(columns))
@@ -108,12 +107,11 @@ def simulate(
     True
     """
     sim = prepare(model, train, test, loss=loss, metrics=metrics, **settings)
-    watchers = [Progress(1)] if progress else []
-    with sim:
-        records = _run_here(sim, watchers) if out is None else _run_in(Path(out), sim, watchers)
-    rows = [flatten(record) for record in records]
     where = None if out is None else Path(out)
-    return Run(sim.config, rows, sim.module(), sim.engine, sim.engine_reason, where)
+    with sim, closing(Progress(1)) as bar:
+        options = Options(command="fedsim.simulate(...)", watchers=[bar] if progress else [])
+        records = _run_here(sim, options) if where is None else _run_in(where, sim, options)
+    return Run(sim.config, [flatten(r) for r in records], sim.module(), sim.engine, sim.engine_reason, where)
 
 
 def prepare(
@@ -126,7 +124,7 @@ def prepare(
     **settings: Any,
 ) -> Simulation:
     """The simulation that `simulate` runs, everything checked: for your own loop over `step()`."""
-    for key in (*_TAKEN, *_TAKEN_TOO):
+    for key in (*_DATA, *_QUADRATIC):
         if key in settings:
             raise InputError(f"{key} is a setting of the built-in problems; model and train stand in its place")
     dealt = read_clients(train)
@@ -153,40 +151,29 @@ def fingerprint(task: LearningTask) -> str:
     return digest.hexdigest()[:16]
 
 
-def _run_here(sim: Simulation, watchers: Sequence[Progress]) -> list[dict[str, Any]]:
+def _run_here(sim: Simulation, options: Options) -> list[dict[str, Any]]:
     """All rounds in memory."""
     cell, records = Cell({}, sim.config, sim.seeds, sim.config), []
-    try:
-        for watcher in watchers:
-            watcher.begin(cell, sim.engine, 0)
-        while sim.rounds_done < sim.config.rounds:
-            records.append(sim.step())
-            for watcher in watchers:
-                watcher.round(records[-1])
-        for watcher in watchers:
-            watcher.end(CellResult(cell, records, {}), False)
-    finally:
-        for watcher in watchers:
-            watcher.close()
+    options.tell("begin", cell, sim.engine, 0)
+    while sim.rounds_done < sim.config.rounds:
+        records.append(sim.step())
+        options.tell("round", cell, records[-1])
+    options.tell("end", CellResult(cell, records, {}), False)
     return records
 
 
-def _run_in(out: Path, sim: Simulation, watchers: Sequence[Progress]) -> list[dict[str, Any]]:
+def _run_in(out: Path, sim: Simulation, options: Options) -> list[dict[str, Any]]:
     """All rounds that the run directory does not have yet; the simulation ends in the state of the last."""
     asked = Request(OWN, "paper", settings=tuple(sim.config.to_settings()))
     request, cells = runner.plan(asked, out, resume=RunDirectory(out).exists(), given=("settings",))
     try:
-        with StopOnSignal() as stop:
-            options = Options(command="fedsim.simulate(...)", watchers=watchers, stopping=stop)
-            finished = runner.run(request, cells, out, options, lambda _: sim)
+        with stop_on_signal() as stopping:
+            finished = runner.run(request, cells, out, replace(options, stopping=stopping), lambda _: sim)
     except StoppedError:
         raise StoppedError(f"stopped; the same call resumes the run in {out}") from None
-    finally:
-        for watcher in watchers:
-            watcher.close()
     if sim.rounds_done < sim.config.rounds:  # the run had been finished before
         folder, run = RunDirectory(out).cell(cells[0]), identify(request, cells)
-        if not checkpoint.restore(folder, sim.config.rounds, run, State(sim, None).load):
+        if not checkpoint.restore(folder, sim.config.rounds, run, sim):
             raise RunError(f"{folder} holds no checkpoint of the finished run; remove result.json to run it again")
         while sim.rounds_done < sim.config.rounds:  # the newest one had been altered
             sim.step()

@@ -5,7 +5,6 @@ to Frechet-distributed with the same alpha, so its logarithm, over the rounds an
 standard deviation pi / (sqrt(6) alpha).
 """
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +15,7 @@ import numpy as np
 from .arguments import Parser
 from .cells import Cell
 from .errors import InputError
-from .experiments import find
-from .run import journal
-from .run.cell import JOURNAL
-from .run.directory import RunDirectory, identify
+from .run.runner import journals
 from .table import Table
 from .theory import parameters
 
@@ -69,9 +65,7 @@ def warn(found: dict[str, float], rounds: int, rejected: int) -> list[str]:
     return [text for text, holds in said.items() if holds]
 
 
-def suggest(
-    cell: Cell, records: Sequence[dict[str, Any]], steps: int | None, rounds: int
-) -> tuple[list[Any], list[str]]:
+def suggest(cell: Cell, records: list[dict[str, Any]], steps: int | None, rounds: int) -> tuple[list[Any], list[str]]:
     """A row of the table, and the warnings."""
     found = estimate([r["step_norms"] for r in records])
     steps = steps or cell.config.local_steps
@@ -79,12 +73,12 @@ def suggest(
         raise InputError("the pilot's local work is in epochs: say how many steps that is with --local-steps K")
     row = [cell.name, found["G"], found["alpha"], f"{found['low']:.3g} to {found['high']:.3g}"]
     for algorithm in ("fatclip-pi", "fatclip-pr"):
-        if not found["alpha"] > 1:
+        if found["alpha"] > 1:
+            choice = parameters(algorithm, min(found["alpha"], 2.0), cell.config.participating, steps, rounds)
+            assert choice.lam is not None
+            row += [choice.lam * found["G"], choice.eta_eta_l, choice.eta_l_max]
+        else:
             row += [None] * 3
-            continue
-        choice = parameters(algorithm, min(found["alpha"], 2.0), cell.config.participating, steps, rounds)
-        assert choice.lam is not None
-        row += [choice.lam * found["G"], choice.eta_eta_l, choice.eta_l_max]
     said = warn(found, len(records), sum(len(r["rejected"]) for r in records))
     return row, [f"{cell.name}: {text}." for text in said]
 
@@ -96,25 +90,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; its cells need not be finished")
     parser.add_argument("--rounds", **number, help="rounds of the run to come (default: as many as the pilot's)")
     parser.add_argument("--local-steps", **number, help="local steps of a client (default: the pilot's)")
-    return show(parser.parse_args(argv))
-
-
-def show(args: argparse.Namespace) -> int:
-    directory = RunDirectory(args.run)
-    if not directory.exists():
-        raise InputError(f"suggest {args.run}: this directory holds no run")
-    request, _ = directory.saved()
-    rows, notes = [], []
-    for cell in request.cells(find(request.experiment)):
-        records = journal.read(directory.cell(cell) / JOURNAL, identify(request, [cell]))
-        if records:
-            row, said = suggest(cell, records, args.local_steps, args.rounds or cell.config.rounds)
-            rows.append(row)
-            notes += said
-    if not rows:
+    args = parser.parse_args(argv)
+    found = journals(args.run, f"suggest {args.run}: this directory holds no run")
+    if not found:
         raise InputError(f"suggest {args.run}: no round is finished yet")
+    suggested = [suggest(cell, seen, args.local_steps, args.rounds or cell.config.rounds) for cell, seen in found]
     names = [f"{name} {what}" for name in ("PI", "PR") for what in ("lam", "eta*eta_L", "eta_L at most")]
-    head = ["cell", "G", "alpha", "95 %", *names]
-    rule = "lam is the theorems' (non-convex) times G; their other constants are left out."
-    print(Table(head, rows, [rule, *notes]).text())
+    notes = ["lam is the theorems' (non-convex) times G; their other constants are left out."]
+    notes += [text for _, said in suggested for text in said]
+    print(Table(["cell", "G", "alpha", "95 %", *names], [row for row, _ in suggested], notes).text())
     return 0

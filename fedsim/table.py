@@ -1,10 +1,16 @@
-"""A table of results: the same rows as text for the terminal, as HTML for the report and as JSON for machines."""
+"""A table of results as text, HTML and JSON; the records of rounds as rows of plain numbers, and as CSV."""
 
+import csv
 import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from .errors import InputError
+
+QUANTILES = ("min", "25", "median", "75", "max")
 
 
 @dataclass
@@ -32,9 +38,14 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *self.notes])
 
     def html(self) -> str:
-        right = self._numeric()
-        head = _row("th", self.columns, right)
-        body = "".join(_row("td", row, right) + "\n" for row in self.rows)
+        sides = ["number" if right else "text" for right in self._numeric()]
+
+        def line(tag: str, values: Sequence[Any]) -> str:
+            shown = zip(sides, map(show, values), strict=True)
+            cells = (f'<{tag} class="{side}">{html.escape(text)}</{tag}>' for side, text in shown)
+            return f"<tr>{''.join(cells)}</tr>"
+
+        head, body = line("th", self.columns), "".join(line("td", row) + "\n" for row in self.rows)
         notes = "".join(f'<p class="note">{html.escape(note)}</p>\n' for note in self.notes)
         return f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}</tbody>\n</table>\n{notes}"
 
@@ -60,7 +71,30 @@ def show(value: Any) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def _row(tag: str, values: Sequence[Any], right: Sequence[bool]) -> str:
-    sides = ("number" if r else "text" for r in right)
-    cells = (f'<{tag} class="{s}">{html.escape(show(v))}</{tag}>' for v, s in zip(values, sides, strict=True))
-    return f"<tr>{''.join(cells)}</tr>"
+def flatten(record: dict[str, Any], number: int = 0) -> dict[str, Any]:
+    """One row of plain numbers: of the seed of that number, where the record has several.
+
+    >>> flatten({"round": 1, "loss": [2.0], "norms": None, "rejected": [3, 5], "phases": {}})
+    {'round': 1, 'loss': 2.0, 'rejected': 2}
+    """
+    row: dict[str, Any] = {}
+    for key, value in record.items():
+        if key in ("norms", "step_norms"):
+            row |= {f"{key[:-1]}_{name}": q for name, q in zip(QUANTILES, value or (), strict=bool(value))}
+        elif key == "rejected":
+            row[key] = len(value)
+        elif key != "phases":
+            row[key] = value[number] if isinstance(value, list) else value
+    return row
+
+
+def write_csv(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows, one line each; a row without some column leaves it empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    try:
+        with Path(path).open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from ..atomic import open_file
 from ..errors import InputError
+from ..run.files import open_file
 
 PARTIAL = ".partial-"  # what the name of a staging folder begins with
 MISSING = "is not in it"

@@ -8,8 +8,8 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from ..arguments import NAMES, SWEEP, check_experiment
 from ..errors import InputError
-from ..names import NAMES, SWEEP, check_experiment
 from .grid import Axis, Experiment, axis
 
 __all__ = ["NAMES", "Axis", "Experiment", "axis", "find"]

@@ -30,6 +30,7 @@ EXPERIMENT = Experiment(
     name="cifar10-alpha",
     code="E3",
     title="CIFAR-10: tail index and norms of the pseudo-gradient noise",
+    minutes=5,
     paper=CIFAR10,
     quick={"clients": 20, "samples_per_client": 100, "batch": 20, "rounds": 10, "eval_every": 10},
     axes=(WORK, CLASSES),

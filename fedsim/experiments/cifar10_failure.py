@@ -15,6 +15,7 @@ EXPERIMENT = Experiment(
     name="cifar10-failure",
     code="E4",
     title="CIFAR-10: catastrophic failure of FedAvg",
+    minutes=3,
     paper=CIFAR10 | FEW | {"algorithm": "fedavg"},
     quick=QUICK,
     axes=(CLASSES,),

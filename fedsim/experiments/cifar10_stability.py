@@ -14,6 +14,7 @@ EXPERIMENT = Experiment(
     name="cifar10-stability",
     code="E5",
     title="CIFAR-10: which local rates each algorithm survives",
+    minutes=35,
     paper=CIFAR10 | FEW,
     quick={key: value for key, value in QUICK.items() if key != "eta_l"},
     axes=(

@@ -20,6 +20,7 @@ EXPERIMENT = Experiment(
     name="cifar10-success",
     code="E5",
     title="CIFAR-10: trials that learn, collapse or never learn",
+    minutes=8,
     paper=CIFAR10 | FEW,
     quick=QUICK,
     axes=(CLASSES, Axis("algorithm", ALGORITHMS, ("algorithm",))),

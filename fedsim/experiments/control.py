@@ -19,6 +19,7 @@ EXPERIMENT = Experiment(
     name="control",
     code="control",
     title="What clipping costs where it is not needed",
+    minutes=2,
     paper={},
     axes=(
         Axis("task", TASKS, ("problem",)),

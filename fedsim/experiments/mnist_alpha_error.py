@@ -15,6 +15,7 @@ EXPERIMENT = Experiment(
     name="mnist-alpha-error",
     code="E7",
     title="MNIST: error of alpha with the mean in place of the full gradient",
+    minutes=12,
     paper={
         "problem": "mnist-logistic",
         "clients": 100,

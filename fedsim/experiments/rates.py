@@ -38,6 +38,7 @@ EXPERIMENT = Experiment(
     name="rates",
     code="E8",
     title="Empirical rates on the quadratic next to the theorems'",
+    minutes=0.5,
     paper=QUADRATIC | {"noise": "stable", "noise_scale": 1.0, "reduce": "mean"},
     axes=(
         axis("alpha", "noise_alpha", (1.2, 1.5, 1.8, 2.0)),

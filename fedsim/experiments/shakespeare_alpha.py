@@ -23,6 +23,7 @@ EXPERIMENT = Experiment(
     name="shakespeare-alpha",
     code="E6",
     title="Shakespeare: tail index and norms of the pseudo-gradient noise",
+    minutes=1,
     paper=SHAKESPEARE,
     quick={"clients": 48, "samples_per_client": 40, "rounds": 10, "eval_every": 10},
     axes=(WORK,),

@@ -14,6 +14,7 @@ EXPERIMENT = Experiment(
     name="synthetic-alpha",
     code="E2",
     title="Quadratic with alpha-stable noise",
+    minutes=0.1,
     paper=QUADRATIC | {"noise": "stable", "noise_scale": 1.0},
     axes=(Axis("algorithm", CLIPPED, ("algorithm",)), axis("alpha", "noise_alpha", (0.5, 1.0, 1.5))),
     measure=FinalLoss(),

@@ -28,6 +28,7 @@ EXPERIMENT = Experiment(
     name="synthetic-cauchy",
     code="E1",
     title="Quadratic with Cauchy noise",
+    minutes=0.1,
     paper=QUADRATIC | {"noise": "cauchy", "noise_scale": 2.1},
     axes=(Axis("algorithm", {"FedAvg": {"algorithm": "fedavg"}} | CLIPPED, ("algorithm",)),),
     measure=FinalLoss(),

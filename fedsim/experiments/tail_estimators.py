@@ -25,6 +25,7 @@ EXPERIMENT = Experiment(
     name="tail-estimators",
     code="E3",
     title="Every estimator on known noise, on real noise and on its nulls",
+    minutes=1,
     paper={},
     axes=(Axis("noise", NOISES, ("problem", "noise")),),
     measure=Noise(),

@@ -32,11 +32,15 @@ __all__ = [
 
 
 def save(
-    experiment: Experiment, results: list[CellResult], out: Path, kinds: Sequence[str] = ("png", "svg")
+    experiment: Experiment,
+    results: list[CellResult],
+    out: Path,
+    kinds: Sequence[str] = ("png", "svg"),
+    plain: bool = False,
 ) -> list[Path]:
-    """Draws the figures of an experiment and saves each as PNG and SVG."""
+    """Draws the figures of an experiment and saves each as PNG and SVG; plain: without titles, for a paper."""
     paths = []
-    with styled():
+    with styled(pdf_fonttype=42):  # fonts that journals take
         for suffix, draw in {"": experiment.figure, **experiment.more}.items():
-            paths += page.save(draw(results), out, f"{experiment.name}{suffix}", kinds)
+            paths += page.save(draw(results), out, f"{experiment.name}{suffix}", kinds, plain)
     return paths

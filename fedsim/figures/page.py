@@ -90,11 +90,17 @@ def level_line(ax: "Axes", y: float, label: str) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200, "metadata": {"Software": None}},
     "svg": {"metadata": {"Date": None, "Creator": None}},
+    "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
 }
 
 
-def save(figure: "Figure", out: Path, name: str, kinds: Sequence[str]) -> list[Path]:
-    """Saves a figure as files of these kinds."""
+def save(figure: "Figure", out: Path, name: str, kinds: Sequence[str], plain: bool = False) -> list[Path]:
+    """Saves a figure as files of these kinds; plain: panels are (a), (b), ... and the legend has no note."""
+    titled = [ax for ax in figure.axes if ax.get_title()] if plain else []
+    for letter, ax in zip("abcdefghijklmnopqrstuvwxyz", titled, strict=False):
+        ax.set_title(f"({letter})" if len(titled) > 1 else "")
+    for legend in figure.legends if plain else ():
+        legend.set_title("")
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # laid out once is enough for all files
     paths = []

@@ -1,43 +1,60 @@
-"""`fedsim run`: from the command line to the table at the end."""
+"""What the commands about runs do once the command line has been read: run, report, compare, export, list."""
 
 import argparse
 import json
 import shlex
+import statistics
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ClientError, InputError, StoppedError
-from ..experiments import find
-from ..table import Table
-from ..terminal import Progress, profile
+from .. import figures
+from ..cells import Cell
+from ..errors import ClientError, InputError, RunError, StoppedError
+from ..experiments import NAMES, find
+from ..figures import page
+from ..plotting import styled
+from ..report import Finished
+from ..table import Table, flatten, write_csv
+from ..terminal import Board, Progress, profile, stop_on_signal
 from . import files, runner
-from .cell import Options
 from .directory import Request
-from .stop import StopOnSignal
+from .runner import Options
 
 MOST_SEEDS = 1_000_000  # a grid of more is beyond memory, whatever else is set
+MEASURES = ("loss", "accuracy")
 
 
-def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Runs or resumes an experiment and returns the exit code."""
-    check_options(args)
-    asked = Request(
-        args.name, args.preset or find(args.name).default, args.seeds, tuple(args.settings), tuple(args.only)
-    )
+def run(args: argparse.Namespace) -> None:
+    """Runs or resumes an experiment."""
+    if args.resume and args.out is None:
+        raise InputError("--resume needs --out DIR, the directory of the run to resume")
+    if (args.seeds or 0) > MOST_SEEDS:
+        raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
+    for name in ("workers", "checkpoint_every", "seeds", "processes"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    experiment = find(args.name)
+    asked = Request(args.name, args.preset or experiment.default, args.seeds, tuple(args.settings), tuple(args.only))
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
-    out = args.out or default_out(find(args.name).name)
-    command = shlex.join(["python", "-m", "fedsim", *arguments])
-    options = Options(args.workers, args.data_root, args.checkpoint_every, args.on_client_error, command)
+    out = args.out or default_out(experiment.name)
+    command = shlex.join(["python", "-m", "fedsim", *args.arguments])
+    same = {key: getattr(args, key) for key in ("workers", "data_root", "checkpoint_every", "on_client_error")}
+    options = Options(**same, command=command, processes=args.processes)
     request, cells = runner.plan(asked, out, resume=args.resume, given=given)
     resume = runner.resume_command(request, out, options)
     try:
-        with make_watchers(args, out, len(cells)) as watchers, StopOnSignal() as stop:
-            finished = runner.run(request, cells, out, replace(options, watchers=watchers, stopping=stop))
+        with ExitStack() as stack:  # the watchers are closed whatever happens, so that a message has a clean line
+            watchers: list[Any] = [] if args.quiet else [Progress(len(cells))]
+            watchers += [Board(out / "tensorboard")] if args.tensorboard else []
+            for watcher in watchers:
+                stack.enter_context(closing(watcher))
+            stopping = stack.enter_context(stop_on_signal())
+            finished = runner.run(request, cells, out, replace(options, watchers=watchers, stopping=stopping))
     except (StoppedError, KeyboardInterrupt):
         raise StoppedError(f"stopped; resume with: {resume}") from None
     except ClientError as error:
@@ -45,36 +62,18 @@ def run_experiment(args: argparse.Namespace, arguments: Sequence[str]) -> int:
         hint = f"a client failed; to continue without such clients: {resume} --on-client-error reject"
         raise ClientError(hint) from error
     print_result(args, finished)
-    return 0
 
 
-def check_options(args: argparse.Namespace) -> None:
-    if args.resume and args.out is None:
-        raise InputError("--resume needs --out DIR, the directory of the run to resume")
-    if args.seeds is not None and args.seeds > MOST_SEEDS:
-        raise InputError(f"--seeds must be at most {MOST_SEEDS}, got {args.seeds}")
-    for name in ("workers", "checkpoint_every", "seeds"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+def default_out(name: str) -> Path:
+    """A directory that is not there yet, named by the time."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out, number = base, 2
+    while out.exists():
+        out, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return out
 
 
-@contextmanager
-def make_watchers(args: argparse.Namespace, out: Path, cells: int) -> Iterator[list[Any]]:
-    """The progress bar and TensorBoard, as asked for; closed whatever happens, so that a message has a clean line."""
-    watchers: list[Any] = [] if args.quiet else [Progress(cells)]
-    if args.tensorboard:
-        from .board import Board
-
-        watchers.append(Board(out / "tensorboard"))
-    try:
-        yield watchers
-    finally:
-        for watcher in watchers:
-            watcher.close()
-
-
-def print_result(args: argparse.Namespace, finished: runner.Finished) -> None:
+def print_result(args: argparse.Namespace, finished: Finished) -> None:
     """The end of a run: the table and the paths of the files, as text or as JSON."""
     shares = profile(finished.results) if args.profile else []
     if args.json:
@@ -94,10 +93,67 @@ def print_result(args: argparse.Namespace, finished: runner.Finished) -> None:
             print("\n" + Table(["where the time went", "seconds", "%"], rows).text())
 
 
-def default_out(name: str) -> Path:
-    """A directory that is not there yet, named by the time."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    out, number = base, 2
-    while out.exists():
-        out, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return out
+def report(args: argparse.Namespace) -> None:
+    """Makes the files of a finished run again."""
+    kinds = ("png", "svg", "pdf") if args.pdf else ("png", "svg")
+    print(runner.rebuild(args.out, (kinds, args.plain)).text())
+
+
+def list_experiments(_args: argparse.Namespace) -> None:
+    """One line per experiment: the preset that runs when none is named, and its minutes on two cores."""
+    rows = []
+    for known in map(find, NAMES):
+        preset, long = known.default, "-" if known.minutes is None else f"about {known.minutes:g}"
+        cells = len(known.cells(preset, 1))
+        rows.append([known.name, known.code, preset, cells, known.seeds[preset], long, known.title])
+    print(Table(["name", "paper", "default preset", "cells", "seeds", "minutes per seed", "what"], rows).text())
+
+
+def begun(out: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:
+    """The cells of a run that have begun, at least one."""
+    found = runner.journals(out, f"{out} holds no run")
+    if not found:
+        raise RunError(f"the run in {out} has no round yet")
+    return found
+
+
+def export(args: argparse.Namespace) -> None:
+    """Writes every round of every cell and seed as a line of CSV."""
+    rows = [
+        {"cell": cell.name, "seed": seed} | flatten(record, number)
+        for cell, records in begun(args.out)
+        for number, seed in enumerate(cell.seeds)
+        for record in records
+    ]
+    write_csv(args.csv, rows)
+    print(f"{args.csv}: {len(rows)} rounds")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Draws the curves of runs over each other, medians where a cell has several seeds.
+
+    The table has the settings that differ and the last results.
+    """
+    runs = {f"{out.name}: {cell.name}": (cell, records) for out in args.outs for cell, records in begun(out)}
+    curves = {name: [_middle(record) for record in records] for name, (_, records) in runs.items()}
+    settings = {name: cell.config.to_dict() for name, (cell, _) in runs.items()}
+    differing = [key for key in next(iter(settings.values())) if len({str(s[key]) for s in settings.values()}) > 1]
+    shown = [key for key in MEASURES if any(key in row for rows in curves.values() for row in rows)]
+    table = []
+    for name, rows in curves.items():
+        last = [next((row[key] for row in reversed(rows) if key in row), None) for key in shown]
+        table.append([name, *(settings[name][key] for key in differing), len(rows), *last])
+    with styled():
+        page.save(figures.overlay(curves, shown), args.figure.parent, args.figure.name, ("png", "svg"))
+    print(Table(["run", *differing, "rounds", *(f"last {key}" for key in shown)], table).text())
+    print(f"\npng   {args.figure}.png")
+
+
+def _middle(record: dict[str, Any]) -> dict[str, Any]:
+    """The round and the median of every measure that was taken in it."""
+    known = {key: [v for v in record.get(key, ()) if v is not None] for key in MEASURES}
+    return {"round": record["round"]} | {key: statistics.median(v) for key, v in known.items() if v}
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"run": run, "sweep": run, "report": report}
+COMMANDS |= {"list": list_experiments, "compare": compare, "export": export}

@@ -5,14 +5,17 @@ import json
 import os
 import platform
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy
+import torch
 
 import fatclip_ops
 
-from .. import atomic
 from ..cells import Cell
 from ..errors import InputError, RunError
 from ..experiments.captions import FREE
@@ -23,6 +26,9 @@ FORMAT = 2
 CONFIG, ENVIRONMENT, LOCK = "config.json", "environment.json", "lock"
 # What a kill before the first file was in place may have left.
 UNBORN = {LOCK, f"{CONFIG}.tmp"}
+# A lock ends with the process that took it: a forked worker would keep it alive when that process is killed.
+_LOCKS: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _LOCKS])
 
 
 @dataclass(frozen=True)
@@ -35,16 +41,6 @@ class Request:
     settings: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Request":
-        """A request from JSON; a TypeError or ValueError where it is none."""
-        words = {key: tuple(map(str.strip, values[key])) for key in ("settings", "only")}
-        request = cls(**values | words)
-        known = isinstance(request.experiment, str) and request.preset in ("quick", "paper")
-        if not known or not isinstance(request.seeds, int | None):
-            raise ValueError(f"request={values}")
-        return request
-
     def cells(self, experiment: Experiment) -> list[Cell]:
         cells = experiment.cells(self.preset, self.seeds, self.settings, self.only)
         if not cells:
@@ -53,15 +49,10 @@ class Request:
 
 
 class RunDirectory:
-    """A directory that belongs to one run, locked while this object is open.
-
-    >>> RunDirectory(Path("runs/none")).exists()
-    False
-    """
+    """A directory that belongs to one run, locked while this object is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = -1
 
     def exists(self) -> bool:
         """Whether the directory holds a run."""
@@ -111,22 +102,20 @@ class RunDirectory:
         with files.naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with files.naming(self.path / LOCK):
-            self._lock = atomic.open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+            self._lock = open(files.open_file(self.path / LOCK, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
             _LOCKS.add(self._lock)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-                self.__exit__()
+                owner = self._lock.read(32).decode(errors="replace").strip()
+                self._lock.close()
                 raise RunError(f"{self.path} is in use by process {owner}; wait for it or stop it") from None
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+            self._lock.truncate(0)
+            self._lock.write(f"{os.getpid()}\n".encode())
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock in _LOCKS:
-            _LOCKS.remove(self._lock)
-            os.close(self._lock)
+        self._lock.close()
 
     def saved(self) -> tuple[Request, dict[str, dict[str, Any]]]:
         """The request and the settings of every cell, from config.json, whichever run that is of."""
@@ -138,8 +127,13 @@ class RunDirectory:
             if made != (here := f"format {FORMAT}, version {fatclip_ops.__version__}"):
                 raise RunError(f"{path} is of {made}; this is {here}: resume with that version or give another --out")
             saved = files.unseal(path, data, raw.get("run"))
-            cells = {name: dict(settings) for name, settings in saved["cells"].items()}
-            return Request.from_dict(saved["request"]), cells
+            asked = saved["request"]
+            words = {key: tuple(map(str.strip, asked[key])) for key in ("settings", "only")}
+            request = Request(**asked | words)
+            known = isinstance(request.experiment, str) and request.preset in ("quick", "paper")
+            if not known or not isinstance(request.seeds, int | None):
+                raise ValueError(f"request={asked}")
+            return request, {name: dict(settings) for name, settings in saved["cells"].items()}
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{path} does not describe a run ({reason}); give another --out") from None
@@ -169,23 +163,8 @@ def _settings(cell: Cell) -> dict[str, Any]:
     return settings | {"seeds": list(cell.seeds)}
 
 
-# A lock ends with the process that took it: a forked worker would keep it alive when that process is killed.
-_LOCKS: set[int] = set()
-
-
-def _drop_locks() -> None:
-    while _LOCKS:
-        os.close(_LOCKS.pop())
-
-
-os.register_at_fork(after_in_child=_drop_locks)
-
-
 def environment() -> dict[str, Any]:
     """The software and the machine, as far as they can matter to a number."""
-    import numpy
-    import torch
-
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],

@@ -1,6 +1,7 @@
 """The files of a run: strict JSON that carries the identity of its run and a checksum, and errors that name the file.
 
-The checksum finds accidents and edits by hand; it is no signature.
+A kill at any moment leaves a file as it was or as it was meant to be; links are never followed. The checksum finds
+accidents and edits by hand; it is no signature.
 """
 
 import errno
@@ -9,12 +10,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .. import atomic
 from ..errors import RunError
 
 
@@ -22,8 +22,11 @@ class AlteredError(RunError):
     """A file that was altered or belongs to another run."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} {reason}")
+        super().__init__(path, reason)
         self.path = path
+
+    def __str__(self) -> str:
+        return "{} {}".format(*self.args)
 
 
 @contextmanager
@@ -36,6 +39,18 @@ def naming(path: Path, action: str = "write") -> Iterator[None]:
         raise RunError(f"cannot {action} {path}: {reason}") from error
 
 
+@contextmanager
+def setting_aside() -> Iterator[None]:
+    """Renames a file that cannot be used, and prints why: what it held is computed again, to the same bits."""
+    try:
+        yield
+    except AlteredError as error:
+        aside = error.path.with_name(f"{error.path.name}.altered")
+        with naming(error.path):
+            os.replace(error.path, aside)
+        print(f"fedsim: {error}; set aside as {aside.name} and made again", file=sys.stderr)
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder of a cell; one that a link would put elsewhere is refused, and so is its parent."""
     for place in (folder.parent, folder):
@@ -45,26 +60,51 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replaces the file by `data`, whole or not at all."""
-    with naming(path):
-        atomic.replace_file(path, data, path.with_name(path.name + ".tmp"))
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of the file itself: a symbolic link in its place is an OSError, and a pipe does not block."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def read(path: Path) -> bytes | None:
     """The bytes of a file; None where there is none."""
-    with naming(path, "read"):
+    with naming(path, "read"), suppress(FileNotFoundError), open(open_file(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+    return None
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replaces the file by `data`, whole or not at all: a temporary file, synced, takes its name."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with naming(path):
+        remove(temporary)  # what a kill left, or a link that would lead elsewhere
         try:
-            return atomic.read_file(path)
-        except FileNotFoundError:
-            return None
+            _write_and_sync(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), data)
+            os.replace(temporary, path)
+            _write_and_sync(os.open(path.parent, os.O_RDONLY))  # makes the name durable, too
+        except BaseException:
+            remove(temporary)  # on a full disk its space is what the next attempt needs
+            raise
 
 
-def set_aside(error: AlteredError) -> None:
-    """Renames a file that cannot be used, and prints why: what it held is computed again, to the same bits."""
-    with naming(error.path):
-        os.replace(error.path, error.path.with_name(error.path.name + ".altered"))
-    print(f"fedsim: {error}; set aside as {error.path.name}.altered and made again", file=sys.stderr)
+def _write_and_sync(fd: int, data: bytes = b"") -> None:
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Writes every byte; the kernel may take fewer at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def remove(path: Path) -> None:
+    """Removes a file that is not needed any more; one that cannot be removed does no harm."""
+    with suppress(OSError):
+        os.unlink(path)
 
 
 def digest(data: bytes) -> str:
@@ -73,7 +113,20 @@ def digest(data: bytes) -> str:
 
 def encode(value: Any) -> bytes:
     """One line of strict JSON; a float that JSON has no name for becomes "nan", "inf" or "-inf"."""
-    return json.dumps(_named(value), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    named = _replace(value, lambda v: str(v) if isinstance(v, float) and not math.isfinite(v) else v)
+    return json.dumps(named, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def unname(value: Any) -> Any:
+    """The value with the floats that "nan", "inf" and "-inf" stand for."""
+    return _replace(value, lambda v: float(v) if v in ("nan", "inf", "-inf") else v)
+
+
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with every leaf changed; keys become text, as in JSON."""
+    if isinstance(value, dict):
+        return {str(key): _replace(v, change) for key, v in value.items()}
+    return [_replace(v, change) for v in value] if isinstance(value, list | tuple) else change(value)
 
 
 def seal(value: dict[str, Any], run: str) -> bytes:
@@ -107,25 +160,36 @@ def read_json(path: Path, run: str) -> dict[str, Any] | None:
     return None if data is None else unseal(path, data, run)
 
 
-NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+class Journal:
+    """One sealed line per round, in order, appended to a file that begins with the records that are kept."""
+
+    def __init__(self, path: Path, run: str, kept: Sequence[dict[str, Any]] = ()) -> None:
+        self.path, self.run, self.records = path, run, list(kept)
+        write_atomic(path, b"".join(seal(record, run) for record in kept))
+        with naming(path):
+            self._fd = open_file(path, os.O_WRONLY | os.O_APPEND)
+
+    def append(self, record: dict[str, Any]) -> None:
+        with naming(self.path):
+            write_all(self._fd, seal(record, self.run))
+        self.records.append(record)
+
+    def sync(self) -> None:
+        with naming(self.path):
+            os.fsync(self._fd)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
 
 
-def _named(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, dict):
-        return {str(key): _named(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_named(v) for v in value]
-    return value
-
-
-def unname(value: Any) -> Any:
-    """The value with the floats that "nan", "inf" and "-inf" stand for."""
-    if isinstance(value, str):
-        return NAMES.get(value, value)
-    if isinstance(value, dict):
-        return {key: unname(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [unname(v) for v in value]
-    return value
+def read_journal(path: Path, run: str) -> list[dict[str, Any]]:
+    """The records of a journal, without the last line where a kill left it half written."""
+    records: list[dict[str, Any]] = []
+    for line in (read(path) or b"").split(b"\n")[:-1]:
+        records.append(unseal(path, line, run))
+        if records[-1].get("round") != len(records):
+            raise AlteredError(path, f"was altered: line {len(records)} is not of that round")
+    return records

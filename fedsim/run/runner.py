@@ -1,41 +1,120 @@
 """A whole experiment: every cell of its grid in one run directory, then its table, figure and report."""
 
+import os
 import shlex
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import figures, report
+from .. import figures
+from ..arguments import SWEEP
 from ..cells import Cell, CellResult
 from ..engines.memory import check_memory
-from ..errors import InputError, RunError
+from ..engines.workers import use_threads
+from ..errors import InputError, RunError, StoppedError
 from ..experiments import find
-from ..experiments.grid import Experiment
+from ..measure import Measurement
 from ..problems import OWN
+from ..report import Finished
 from ..simulation import Simulation
-from ..table import Table
-from .cell import Options, finished, run_cell
+from . import checkpoint, files
 from .directory import Request, RunDirectory, identify
-from .files import AlteredError
+from .processes import run_in_processes
+
+Make = Callable[[Cell], Simulation]
+Drawn = tuple[()] | tuple[Sequence[str], bool]  # the kinds of the figures' files, and whether they are plain
+RESULT, JOURNAL = "result.json", "journal.jsonl"
+# Work that a kill may cost, where rounds are not counted: fsync must not be felt in rounds of a millisecond.
+SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
 
 @dataclass
-class Finished:
-    """A finished run: its results and files."""
+class Options:
+    """How to run: nothing here changes a result; None keeps the experiment's setting.
 
-    experiment: Experiment
-    out: Path
-    results: list[CellResult]
-    table: Table
-    figures: list[Path]
-    report: Path
+    checkpoint_every: rounds; None makes a checkpoint every 15 seconds of work. The last round always makes one.
+    watchers: progress callbacks: the bar, TensorBoard.
+    processes: how many cells run at once; None: one for each core where that is faster.
+    """
 
-    def text(self) -> str:
-        """The title, the table and the paths of the files."""
-        paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
-        title = f"{self.experiment.code}  {self.experiment.title}".strip()
-        return "\n".join(["", title, "", self.table.text(), "", *paths])
+    workers: int | None = None
+    data_root: Path | None = None
+    checkpoint_every: int | None = None
+    on_client_error: str | None = None
+    command: str = ""
+    watchers: Sequence[Any] = ()
+    stopping: Callable[[], bool] = lambda: False
+    processes: int | None = None
+
+    def tell(self, event: str, *facts: Any) -> None:
+        """Calls a method of every watcher: begin(cell, engine, done), round(cell, record) or end(result, stored)."""
+        for watcher in self.watchers:
+            getattr(watcher, event)(*facts)
+
+
+def finished(cell: Cell, folder: Path, run: str) -> CellResult | None:
+    """The result of a cell that has run to its end, or None; an AlteredError where a file is not its own."""
+    measured, records = files.read_json(folder / RESULT, run), files.read_journal(folder / JOURNAL, run)
+    whole = measured is not None and len(records) == cell.config.rounds
+    return CellResult(cell, records, measured or {}) if whole else None
+
+
+def run_cell(cell: Cell, folder: Path, run: str, measure: Measurement, make: Make, options: Options) -> CellResult:
+    """Runs the rounds that are left, keeping journal and checkpoints, and returns the result.
+
+    run: the identity of the cell, in each of its files; those of another are set aside.
+    """
+    files.make_folder(folder)
+    result, records = None, []
+    with files.setting_aside():
+        result = finished(cell, folder, run)
+    if result is not None:
+        options.tell("end", result, True)
+        return result
+    with make(cell) as sim:
+        observer = measure.observer(cell.config)
+        with files.setting_aside():
+            records = files.read_journal(folder / JOURNAL, run)
+        done = checkpoint.restore(folder, len(records), run, sim, observer)
+        with files.Journal(folder / JOURNAL, run, records[:done]) as log:
+            options.tell("begin", cell, sim.engine, done)
+            logging = _run_rounds(cell, sim, observer, log, options)
+        measured = measure.result(sim, log.records, observer)
+    files.write_json(folder / RESULT, measured, run)
+    # read back, so that a result looks the same whether it was made now or found on disk
+    result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
+    options.tell("end", result, False)
+    return result
+
+
+def _run_rounds(cell: Cell, sim: Simulation, observer: Any, log: files.Journal, options: Options) -> float:
+    """Runs the rounds that are left; returns the seconds that journal, checkpoints and watchers took."""
+
+    def save() -> None:
+        log.sync()  # first, so that no checkpoint is ahead of the journal
+        observed = None if observer is None else observer.state_dict()
+        state = {"simulation": sim.state_dict(), "observer": observed}
+        checkpoint.save(log.path.parent, sim.rounds_done, state, log.run)
+
+    every, saved, clock, logging = options.checkpoint_every, sim.rounds_done, time.monotonic(), 0.0
+    while sim.rounds_done < sim.config.rounds and not options.stopping():
+        record = sim.step(observer)
+        begun = time.monotonic()
+        log.append(record)
+        late = begun - clock >= SECONDS_BETWEEN_CHECKPOINTS
+        if (sim.rounds_done % every == 0) if every is not None else late:
+            save()
+            saved, clock = sim.rounds_done, time.monotonic()
+        options.tell("round", cell, record)
+        logging += time.monotonic() - begun
+    if saved < sim.rounds_done or not sim.config.rounds:
+        save()
+    if sim.rounds_done < sim.config.rounds:
+        raise StoppedError
+    return logging
 
 
 def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
@@ -56,75 +135,92 @@ def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()
     return request, cells
 
 
-def run(
-    request: Request,
-    cells: Sequence[Cell],
-    out: Path,
-    options: Options,
-    make: Callable[[Cell], Simulation] | None = None,
-) -> Finished:
+def run(request: Request, cells: Sequence[Cell], out: Path, options: Options, make: Make | None = None) -> Finished:
     """Runs what is left of the cells and writes table, figure and report; a StoppedError when asked to stop."""
-    experiment = find(request.experiment)
-    cells = [replace(cell, config=cell.config.with_settings(options.settings())) for cell in cells]
-    directory = RunDirectory(out)
+    changes = {"workers": options.workers, "on_client_error": options.on_client_error}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    cells = [replace(cell, config=cell.config.with_values(changes)) for cell in cells]
+    directory, measure = RunDirectory(out), find(request.experiment).measure
     make = make or (lambda cell: Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root))
-    # Made before the directory is: a data set that is missing must leave nothing behind.
-    ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
+    processes = _processes(request, cells, directory, options)
 
-    def take(cell: Cell) -> Simulation:
-        return ready.pop(cell.name, None) or make(cell)
+    def work(cell: Cell, options: Options) -> CellResult:
+        run = identify(request, [cell])
+        return run_cell(cell, directory.cell(cell), run, measure, lambda c: ready.pop(c.name, None) or make(c), options)
 
-    try:
+    # Threads of OpenMP do not survive a fork: where there will be one, they must not have begun.
+    with use_threads(1) if processes > 1 else nullcontext():
+        # Made before the directory is: a data set that is missing must leave nothing behind.
+        ready = {} if directory.exists() else {cells[0].name: make(cells[0])}
         with directory:
             starts = directory.start(request, cells, options.command)
-            results = []
-            for cell in cells:
-                own = identify(request, [cell])
-                results.append(run_cell(cell, directory.cell(cell), own, experiment.measure, take, options))
+            if processes > 1:
+                results = run_in_processes(processes, cells, work, options)
+            else:
+                results = [work(cell, options) for cell in cells]
             return publish(request, out, results, starts)
-    finally:
-        for sim in ready.values():
-            sim.close()
 
 
-def publish(request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]]) -> Finished:
+def _processes(request: Request, cells: Sequence[Cell], directory: RunDirectory, options: Options) -> int:
+    """How many cells to run at once: those of a sweep, where they leave cores idle, unless the user says."""
+    idle = all(cell.config.workers == 1 and cell.config.device == "cpu" for cell in cells)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    usual = cores if idle and request.experiment.startswith(SWEEP) else 1
+    left = sum(not (directory.cell(cell) / RESULT).exists() for cell in cells)
+    return min(options.processes or usual, left)
+
+
+def publish(
+    request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]], drawn: Drawn = ()
+) -> Finished:
     """Writes figures and report.html from the results."""
     experiment = find(request.experiment)
-    table = experiment.tabulate(results)
-    paths = figures.save(experiment, results, out)
-    page = report.write(experiment, out, results, table, paths, request.preset, starts)
-    return Finished(experiment, out, results, table, paths, page)
+    table, paths = experiment.tabulate(results), figures.save(experiment, results, out, *drawn)
+    whole = Finished(experiment, out, results, table, paths, out / "report.html")
+    whole.write_report(request.preset, starts)
+    return whole
 
 
-def rebuild(out: Path) -> Finished:
-    """Makes figures and report again from what a finished run left."""
+def saved_run(out: Path, refusal: str) -> tuple[RunDirectory, Request, list[Cell]]:
+    """The run in a directory, finished or not; the refusal is an InputError where there is none."""
     directory = RunDirectory(out)
     if not directory.exists():
-        raise InputError(f"report: {out} holds no run")
+        raise InputError(refusal)
     request, _ = directory.saved()
-    cells = request.cells(find(request.experiment))
+    return directory, request, request.cells(find(request.experiment))
+
+
+def journals(out: Path, refusal: str) -> list[tuple[Cell, list[dict[str, Any]]]]:
+    """The cells of a run that have begun, each with its records."""
+    directory, request, cells = saved_run(out, refusal)
+    found = [(cell, files.read_journal(directory.cell(cell) / JOURNAL, identify(request, [cell]))) for cell in cells]
+    return [(cell, records) for cell, records in found if records]
+
+
+def rebuild(out: Path, drawn: Drawn = ()) -> Finished:
+    """Makes figures and report again from what a finished run left."""
+    directory, request, cells = saved_run(out, f"report: {out} holds no run")
     directory.check_same(cells)
     starts = directory.starts(identify(request, cells))
-    resume = f"resume it first: {resume_command(request, out)}"
+    resume = f"resume it first: {resume_command(request, out, Options())}"
     results = []
     for cell in cells:
         try:
             result = finished(cell, directory.cell(cell), identify(request, [cell]))
-        except AlteredError as error:
+        except files.AlteredError as error:
             raise RunError(f"{error}; {resume}") from None
         if result is None:
             raise RunError(f"{out} is not finished ({cell.name}); {resume}")
         results.append(result)
-    return publish(request, out, results, starts)
+    return publish(request, out, results, starts, drawn)
 
 
-def resume_command(request: Request, out: Path, options: Options | None = None) -> str:
+def resume_command(request: Request, out: Path, options: Options) -> str:
     """The command that resumes a run."""
     if request.experiment == OWN:
         return "start the same program again"
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]
-    if options is not None and options.workers is not None:
-        words += ["--workers", str(options.workers)]
-    if options is not None and options.data_root is not None:
-        words += ["--data-root", str(options.data_root)]
+    for name in ("workers", "data_root", "processes"):
+        if (value := getattr(options, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_report_makes_the_same_files_again(ran, capsys):
     assert "FAT-Clipping-PI" in capsys.readouterr().out
 
 
+def test_report_for_a_paper_adds_pdf_and_drops_titles(ran, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(ran[0], out)
+    assert "over 3 seeds" in (out / "synthetic-cauchy.svg").read_text()
+    files = []
+    for _ in range(2):
+        assert main(["report", str(out), "--pdf", "--plain"]) == 0
+        assert f"pdf   {out / 'synthetic-cauchy.pdf'}" in capsys.readouterr().out
+        files.append((out / "synthetic-cauchy.pdf").read_bytes())
+    assert files[0] == files[1]
+    assert files[0].startswith(b"%PDF")
+    assert "over 3 seeds" not in (out / "synthetic-cauchy.svg").read_text()
+
+
 def test_json_is_all_there_is_on_stdout(tmp_path, capsys, no_drawing):
     assert main(["run", "synthetic-cauchy", "--out", str(tmp_path / "run"), *SMALL, "--json", "--quiet"]) == 0
     captured = capsys.readouterr()
@@ -134,6 +149,7 @@ def test_list_names_every_experiment_and_its_default_preset(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(NAMES)
+    assert all("  about " in line for line in lines[1:])
     defaults = {line.split()[0]: line.split()[2] for line in lines[1:]}
     assert {name for name, preset in defaults.items() if preset == "paper"} == {
         "synthetic-cauchy",
@@ -163,7 +179,7 @@ class InterruptAt(Progress):
         super().__init__(cells=3)
         self.left, self.times = rounds, times
 
-    def round(self, record):
+    def round(self, cell, record):
         self.left -= 1
         if self.left == 0:
             for _ in range(self.times):

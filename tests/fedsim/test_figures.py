@@ -15,9 +15,8 @@ from fedsim.cells import CellResult
 from fedsim.experiments import find
 from fedsim.figures.curves import series
 from fedsim.plotting import ALGORITHMS, OTHERS, styled
-from fedsim.run.cell import Options
 from fedsim.run.directory import Request, RunDirectory
-from fedsim.run.runner import run
+from fedsim.run.runner import Options, run
 
 
 def results(name, result, records=lambda cell: []):

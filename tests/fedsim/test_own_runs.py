@@ -17,13 +17,13 @@ from own_cases import images, simulate
 from run_cases import facts
 
 import fedsim
-from fedsim import history, research
+from fedsim import research, table
 from fedsim.cli import main
 from fedsim.data import samples
 from fedsim.models import base
 
 
-@pytest.mark.parametrize("module", [research, samples, history, base])
+@pytest.mark.parametrize("module", [research, samples, table, base])
 def test_the_examples_in_the_docstrings_run(module):
     done = doctest.testmod(module)
     assert (done.failed, done.attempted > 0) == (0, True)
@@ -88,14 +88,14 @@ def test_another_run_does_not_resume_this_one(tmp_path, changes, text):
 
 def test_a_killed_run_ends_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("fedsim.figures.save", lambda *_: [])
-    monkeypatch.setattr("fedsim.run.cell.SECONDS_BETWEEN_CHECKPOINTS", 0.05)
+    monkeypatch.setattr("fedsim.run.runner.SECONDS_BETWEEN_CHECKPOINTS", 0.05)
     settings = {"rounds": 60, "engine": "sequential"}
     whole = simulate(tmp_path / "whole", **settings)
     # in a process of its own: OpenMP has run in this one, and does not survive a fork
     program = f"""
-from fedsim.run import cell
+from fedsim.run import runner
 from own_cases import simulate
-cell.SECONDS_BETWEEN_CHECKPOINTS = 0.05
+runner.SECONDS_BETWEEN_CHECKPOINTS = 0.05
 simulate({str(tmp_path / "killed")!r}, workers=2, **{settings!r})
 """
     env = {**os.environ, "PYTHONPATH": os.path.dirname(own_cases.__file__)}

@@ -6,8 +6,8 @@ import pytest
 from run_cases import DyingOs, KilledError, facts, run
 
 from fedsim.errors import RunError
-from fedsim.run import checkpoint, files, journal
-from fedsim.run.journal import Journal
+from fedsim.run import checkpoint, files
+from fedsim.run.files import Journal, read_journal
 
 
 def test_a_file_is_always_the_old_one_or_the_new_one(tmp_path):
@@ -58,12 +58,12 @@ def lines(*rounds, run=RUN):
 def test_a_journal_begins_with_what_is_kept_and_grows_by_lines(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_bytes(lines(1, 2) + b'{"round":3')
-    records = journal.read(path, RUN)
+    records = read_journal(path, RUN)
     assert [record["round"] for record in records] == [1, 2]
     with Journal(path, RUN, records) as opened:
         assert path.read_bytes() == lines(1, 2)
         opened.append({"round": 3, "loss": [math.nan, math.inf, 0.1]})
-    assert journal.read(path, RUN)[2]["loss"][1:] == [math.inf, 0.1]
+    assert read_journal(path, RUN)[2]["loss"][1:] == [math.inf, 0.1]
     with Journal(path, RUN, records[:1]):
         assert path.read_bytes() == lines(1)
 
@@ -71,7 +71,7 @@ def test_a_journal_begins_with_what_is_kept_and_grows_by_lines(tmp_path):
 @pytest.mark.parametrize(("data", "count"), [(b"", 0), (lines(1)[:-1], 0), (lines(1), 1), (lines(1, 2)[:-1], 1)])
 def test_a_line_counts_when_it_ends(data, count, tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(data)
-    assert len(journal.read(tmp_path / "journal.jsonl", RUN)) == count
+    assert len(read_journal(tmp_path / "journal.jsonl", RUN)) == count
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_whole_line_that_is_not_the_next_of_this_run_is_refused(data, reason, 
     path = tmp_path / "journal.jsonl"
     path.write_bytes(data)
     with pytest.raises(files.AlteredError, match=reason) as error:
-        journal.read(path, RUN)
+        read_journal(path, RUN)
     assert error.value.path == path
 
 

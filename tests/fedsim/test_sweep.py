@@ -2,11 +2,21 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from run_cases import Screen, facts
 
+from fedsim.cells import CellResult
 from fedsim.cli import main
 from fedsim.experiments import find
+from fedsim.run import checkpoint
+from fedsim.terminal import Progress
 
 SWEEP = ["sweep", "synthetic-cauchy", "lam=1,10", "--seeds", "3", "--set", "rounds=20", "--quiet"]
 
@@ -99,3 +109,112 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
         assert main(words) == 2
         assert "holds no run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_make_the_same_run(swept, tmp_path, capsys):
+    """The cells of `swept` ran in as many processes as there are cores."""
+    out = tmp_path / "run"
+    assert main([*SWEEP, "--out", str(out), "--processes", "1"]) == 0
+    assert facts(out) == facts(swept)
+    assert main([*SWEEP, "--out", str(tmp_path / "three"), "--processes", "3"]) == 0
+    assert facts(tmp_path / "three") == facts(swept)
+    tables = []
+    for folder in (swept, out, tmp_path / "three"):
+        capsys.readouterr()
+        assert main(["report", str(folder)]) == 0
+        tables.append(capsys.readouterr().out.partition("\npng")[0])
+    assert len(set(tables)) == 1
+
+
+# Of more rounds than anybody could wait for: it can only end by a signal.
+LONG = ["sweep", "synthetic-cauchy", "lam=1,10", "--seeds", "1", "--set", "rounds=100000000", "--processes", "2"]
+LONG += ["--checkpoint-every", "50", "--quiet"]
+
+
+def begin(out, *more):
+    """A sweep in two processes, each of which has run some rounds."""
+    command = [sys.executable, "-m", "fedsim", *LONG, "--out", str(out), *more]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    while process.poll() is None and len(checkpoints(out)) < 2:
+        time.sleep(0.01)
+    return process, [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def checkpoints(out):
+    """The newest checkpoint of every cell that has one."""
+    found = {path: checkpoint.stored(path) for path in out.glob("cells/*")}
+    return {path.name: stored[0][0] for path, stored in found.items() if stored}
+
+
+def resumes(out):
+    """Whether the directory is free and every cell resumes after its newest checkpoint."""
+    before = checkpoints(out)
+    process, _ = begin(out, "--resume")
+    while process.poll() is None and any(checkpoints(out)[name] <= rounds for name, rounds in before.items()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[1].decode()
+    return process.returncode == 130 and said.count("stopping after this round") == 1 and "--resume" in said
+
+
+def gone(pid):
+    """Whether a process has ended; waits for what has been killed."""
+    for _ in range(500):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the processes in /proc")
+@pytest.mark.parametrize("victim", ["a process", "the parent"])
+def test_a_kill_ends_the_run_and_it_resumes(victim, tmp_path):
+    out = tmp_path / "run"
+    process, children = begin(out)
+    assert len(children) == 2
+    os.kill(children[0] if victim == "a process" else process.pid, signal.SIGKILL)
+    said = process.communicate()[1].decode()
+    if victim == "a process":
+        assert process.returncode == 1
+        assert f"process {children[0]}" in said
+        assert "--resume" in said
+    assert all(gone(pid) for pid in children)
+    assert resumes(out)
+
+
+def test_an_error_in_a_process_is_that_of_the_run(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main([*SWEEP, "--out", str(out)]) == 0
+    for folder in sorted(out.glob("cells/*"))[:2]:
+        (folder / "result.json").unlink()
+        (folder / "journal.jsonl").unlink()
+        (folder / "journal.jsonl").mkdir()
+    assert main(["sweep", "synthetic-cauchy", "lam=1,10", "--out", str(out), "--resume", "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"cannot read {out / 'cells'}" in said
+    assert main(["sweep", "synthetic-cauchy", "lam=1,10", "--out", str(out), "--resume", "--processes", "0"]) == 2
+    assert "--processes must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_the_bars_of_two_cells_are_drawn_below_the_lines_of_those_that_ended():
+    screen = Screen()
+    bar = Progress(3, screen, redraw=0)
+    first, second, third = find("synthetic-cauchy").cells("paper", 1, ["rounds=2"])
+    record = {"loss": [1.0], "accuracy": [None], "clipped": 0.5, "rejected": []}
+    bar.begin(first, "quadratic", 0)
+    bar.begin(second, "quadratic", 0)
+    bar.round(second, record)
+    bar.round(first, record)
+    bar.end(CellResult(second, [record], {}), False)
+    bar.begin(third, "quadratic", 0)
+    bar.end(CellResult(third, [record], {}), False)
+    bar.end(CellResult(first, [record], {}), False)
+    bar.close()
+    shown = screen.getvalue()
+    for number, cell in enumerate((first, second, third), start=1):
+        assert f"cell {number}/3 {cell.levels['algorithm']}: round 0/2" in shown
+    lines = [line for line in shown.replace("\r", "\n").splitlines() if "[" in line and "(0.0 s)" in line]
+    order = [f"[{n}/3] {cell.name}: loss 1.00" for n, cell in enumerate((second, third, first), start=1)]
+    assert [next(text for text in order if text in line) for line in lines] == order

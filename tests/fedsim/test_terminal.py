@@ -9,20 +9,13 @@ import subprocess
 import sys
 
 import pytest
-from run_cases import run
+from run_cases import Screen, run
 
 from fedsim.cells import CellResult
 from fedsim.errors import StoppedError
 from fedsim.experiments import find
 from fedsim.table import Table, show
 from fedsim.terminal import Progress, brief, profile
-
-
-class Screen(io.StringIO):
-    """A terminal as far as a progress bar can tell."""
-
-    def isatty(self):
-        return True
 
 
 def drawn(screen):
@@ -52,7 +45,7 @@ def test_the_bar_tells_accuracy_where_there_is_one(tmp_path):
 def test_the_bar_of_a_resumed_cell_starts_where_the_cell_was(tmp_path):
     seen = []
     watcher = Progress(1, io.StringIO())
-    watcher.round = seen.append
+    watcher.round = lambda cell, record: seen.append(record)
     with pytest.raises(StoppedError):
         run("logistic", tmp_path / "run", watchers=[watcher], stopping=lambda: len(seen) == 3)
     screen = Screen()

@@ -8,14 +8,13 @@ from unittest.mock import patch
 
 import torch
 
-from fedsim import atomic
 from fedsim.cli import main
 from fedsim.data import Dataset
 from fedsim.experiments.grid import Axis, Experiment
 from fedsim.measure import FinalLoss, Noise
-from fedsim.run import checkpoint, journal, runner
-from fedsim.run.cell import Options
+from fedsim.run import checkpoint, files, runner
 from fedsim.run.directory import Request
+from fedsim.run.runner import Options
 
 LOGISTIC = {
     "problem": "mnist-logistic",
@@ -175,11 +174,11 @@ class DyingOs:
         return call
 
     def __enter__(self):
-        atomic.os = journal.os = self
+        files.os = self
         return self
 
     def __exit__(self, *_):
-        atomic.os = journal.os = os
+        files.os = os
 
 
 def run_forever(setting, out):
@@ -197,7 +196,7 @@ class Counter:
     def begin(self, cell, engine, done):
         self.begun = (cell, engine, done)
 
-    def round(self, record):
+    def round(self, cell, record):
         self.records.append(record)
 
     def end(self, result, stored):
@@ -205,3 +204,10 @@ class Counter:
 
     def close(self):
         self.closed = True
+
+
+class Screen(io.StringIO):
+    """A terminal as far as a progress bar can tell."""
+
+    def isatty(self):
+        return True
