@@ -23,3 +23,7 @@ class StoppedError(Exception):
     """The user stopped the command; a run has everything up to its last whole round on disk."""
 
     exit_code = 130
+
+
+class RankError(RunError):
+    """Another rank of torchrun is gone."""

@@ -16,6 +16,7 @@ from .algorithms import name_of
 from .cells import Cell, CellResult
 from .config import Config
 from .data.samples import ClientData, check_alike, read, read_clients
+from .engines.ranks import Ranks
 from .errors import InputError, RunError, StoppedError
 from .learning_task import LearningTask
 from .models.base import Metric
@@ -85,7 +86,7 @@ def simulate(
     progress: bool = True,
     **settings: Any,
 ) -> Run:
-    """Trains a module on clients' data and returns the run.
+    """Trains a module on clients' data and returns the run; in a program that torchrun starts, on all ranks together.
 
     Args:
         model: a callable that returns an nn.Module (its random weights belong to the seed), or a module to start from.
@@ -108,9 +109,19 @@ def simulate(
     """
     sim = prepare(model, train, test, loss=loss, metrics=metrics, **settings)
     where = None if out is None else Path(out)
-    with sim, closing(Progress(1)) as bar:
-        options = Options(command="fedsim.simulate(...)", watchers=[bar] if progress else [])
-        records = _run_here(sim, options) if where is None else _run_in(where, sim, options)
+    with Ranks.joined() as ranks:
+        if ranks is not None:
+            sim.share(ranks)
+        if ranks is not None and not ranks.leads:
+            sim.follow()
+            records, state = ranks.tell()
+            sim.load_state_dict(state)
+        else:
+            with sim, closing(Progress(1)) as bar:
+                options = Options(command="fedsim.simulate(...)", watchers=[bar] if progress else [])
+                records = _run_here(sim, options) if where is None else _run_in(where, sim, options)
+            if ranks is not None:
+                ranks.tell((records, sim.state_dict()))
     return Run(sim.config, [flatten(r) for r in records], sim.module(), sim.engine, sim.engine_reason, where)
 
 

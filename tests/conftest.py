@@ -23,6 +23,7 @@ SLOW = [
         "fedsim/test_experiments.py",
         "fatclip_ops/test_fuzz_optim.py",
         "examples",
+        "fedsim/test_ranks.py",
         "fedsim/test_resume_kill.py",
         "fedsim/test_engines_equal.py",
         "fatclip_ops/test_server_bits.py",

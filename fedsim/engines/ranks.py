@@ -15,7 +15,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import InputError, RunError, StoppedError
+from ..errors import InputError, RankError, StoppedError
 from ..rows import Floats
 
 # A killed process is noticed at once, because its connections close; a machine that is cut off, after this time.
@@ -28,8 +28,8 @@ class Ranks:
     bytes: what rank 0 has sent and received as tensors.
     """
 
-    def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world, self.bytes = rank, world, 0
+    def __init__(self, rank: int, world: int, group: Any = None) -> None:
+        self.rank, self.world, self.group, self.bytes = rank, world, group, 0
 
     @classmethod
     @contextlib.contextmanager
@@ -41,18 +41,22 @@ class Ranks:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
             yield None
             return
+        here = not dist.is_initialized()  # a program that uses torch.distributed itself keeps its group
         with _lost("the other ranks were not found"):
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+            if here:
+                dist.init_process_group("gloo", timeout=TIMEOUT)
+            ranks = cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT))
         try:
             try:
-                yield cls(dist.get_rank(), dist.get_world_size())
+                yield ranks
             except StoppedError:
-                dist.barrier()
+                dist.barrier(ranks.group)
                 raise
             with _lost():
-                dist.barrier()
+                dist.barrier(ranks.group)
         finally:
-            dist.destroy_process_group()
+            dist.destroy_process_group(None if here else ranks.group)
+            ranks.group = None  # whoever still has the ranks must not keep the group's threads
 
     @property
     def leads(self) -> bool:
@@ -62,7 +66,7 @@ class Ranks:
         """Refuses, on all ranks, a rank that was started with other settings than rank 0."""
         found: list[Any] = [None] * self.world
         with _lost():
-            dist.all_gather_object(found, dict(settings))
+            dist.all_gather_object(found, dict(settings), self.group)
         for rank, theirs in enumerate(found):
             for key in found[0] | theirs:
                 if found[0].get(key) != theirs.get(key):
@@ -73,34 +77,34 @@ class Ranks:
         """What rank 0 says, on every rank."""
         box = [message]
         with _lost():
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, 0, self.group)
         return box[0]
 
     def broadcast(self, tensor: Tensor) -> None:
         """Fills the tensor with that of rank 0."""
         if tensor.numel():
             with _lost():
-                dist.broadcast(tensor, 0)
+                dist.broadcast(tensor, 0, self.group)
             self.bytes += tensor.nbytes * (self.world - 1)
 
     def gather(self, report: Any) -> list[Any]:
         """The reports of all ranks, on rank 0."""
         found = [None] * self.world if self.leads else None
         with _lost():
-            dist.gather_object(report, found)
+            dist.gather_object(report, found, 0, self.group)
         return found or []
 
     def send(self, tensor: Tensor) -> None:
         """To rank 0."""
         if tensor.numel():
             with _lost():
-                dist.send(tensor.contiguous(), 0)
+                dist.send(tensor.contiguous(), 0, self.group)
 
     def receive(self, tensor: Tensor, rank: int) -> Tensor:
         """What that rank sends, in the tensor."""
         if tensor.numel():
             with _lost():
-                dist.recv(tensor, rank)
+                dist.recv(tensor, rank, self.group)
             self.bytes += tensor.nbytes
         return tensor
 
@@ -113,10 +117,9 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def _lost(what: str = "a rank has ended") -> Iterator[None]:
+def _lost(what: str = "a rank has ended, so this one stops, too") -> Iterator[None]:
     """Turns the error of a connection into one line."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise RunError(f"{what}, so this one stops, too; the run can be resumed ({first})") from error
+        raise RankError(what) from error

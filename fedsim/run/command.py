@@ -8,13 +8,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from .. import figures
 from ..cells import Cell
-from ..errors import ClientError, InputError, RunError, StoppedError
+from ..engines.ranks import Ranks
+from ..errors import ClientError, InputError, RankError, RunError, StoppedError
 from ..experiments import NAMES, find
 from ..figures import page
 from ..plotting import styled
@@ -30,7 +31,7 @@ MEASURES = ("loss", "accuracy")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs or resumes an experiment."""
+    """Runs or resumes an experiment, on all ranks where torchrun has started some."""
     if args.resume and args.out is None:
         raise InputError("--resume needs --out DIR, the directory of the run to resume")
     if (args.seeds or 0) > MOST_SEEDS:
@@ -40,11 +41,21 @@ def run(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     experiment = find(args.name)
     asked = Request(args.name, args.preset or experiment.default, args.seeds, tuple(args.settings), tuple(args.only))
+    with Ranks.joined() as ranks:
+        if ranks is not None:
+            ranks.check_same(asdict(asked))
+        if ranks is None or ranks.leads:
+            _lead(args, asked, ranks)
+        else:
+            runner.follow(ranks, args.data_root)
+
+
+def _lead(args: argparse.Namespace, asked: Request, ranks: Ranks | None) -> None:
     given = [key for key in ("preset", "seeds", "settings", "only") if getattr(args, key)]
-    out = args.out or default_out(experiment.name)
+    out = args.out or default_out(find(args.name).name)
     command = shlex.join(["python", "-m", "fedsim", *args.arguments])
     same = {key: getattr(args, key) for key in ("workers", "data_root", "checkpoint_every", "on_client_error")}
-    options = Options(**same, command=command, processes=args.processes)
+    options = Options(**same, command=command, processes=args.processes, ranks=ranks)
     request, cells = runner.plan(asked, out, resume=args.resume, given=given)
     resume = runner.resume_command(request, out, options)
     try:
@@ -55,12 +66,18 @@ def run(args: argparse.Namespace) -> None:
                 stack.enter_context(closing(watcher))
             stopping = stack.enter_context(stop_on_signal())
             finished = runner.run(request, cells, out, replace(options, watchers=watchers, stopping=stopping))
-    except (StoppedError, KeyboardInterrupt):
+    except (StoppedError, KeyboardInterrupt) as error:
+        if ranks is not None and isinstance(error, StoppedError):
+            ranks.tell(None)
         raise StoppedError(f"stopped; resume with: {resume}") from None
+    except RankError as error:
+        raise RankError(f"{error}; resume with: {resume}") from error
     except ClientError as error:
         traceback.print_exc()
         hint = f"a client failed; to continue without such clients: {resume} --on-client-error reject"
         raise ClientError(hint) from error
+    if ranks is not None:
+        ranks.tell(None)
     print_result(args, finished)
 
 

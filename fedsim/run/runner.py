@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from .. import figures
 from ..arguments import SWEEP
 from ..cells import Cell, CellResult
 from ..engines.memory import check_memory
+from ..engines.ranks import Ranks
 from ..engines.workers import use_threads
 from ..errors import InputError, RunError, StoppedError
 from ..experiments import find
@@ -38,6 +40,7 @@ class Options:
     checkpoint_every: rounds; None makes a checkpoint every 15 seconds of work. The last round always makes one.
     watchers: progress callbacks: the bar, TensorBoard.
     processes: how many cells run at once; None: one for each core where that is faster.
+    ranks: the processes of torchrun, which share the clients of every round.
     """
 
     workers: int | None = None
@@ -48,6 +51,17 @@ class Options:
     watchers: Sequence[Any] = ()
     stopping: Callable[[], bool] = lambda: False
     processes: int | None = None
+    ranks: Ranks | None = None
+
+    def make(self, cell: Cell) -> Simulation:
+        """The simulation of a cell; the other ranks make theirs at the same time."""
+        ranks = None if cell.config.about.stacks_seeds else self.ranks
+        if ranks is not None:
+            ranks.tell(cell)
+        sim = Simulation(cell.config, seeds=cell.seeds, data_root=self.data_root)
+        if ranks is not None:
+            sim.share(ranks)
+        return sim
 
     def tell(self, event: str, *facts: Any) -> None:
         """Calls a method of every watcher: begin(cell, engine, done), round(cell, record) or end(result, stored)."""
@@ -141,8 +155,8 @@ def run(request: Request, cells: Sequence[Cell], out: Path, options: Options, ma
     changes = {key: value for key, value in changes.items() if value is not None}
     cells = [replace(cell, config=cell.config.with_values(changes)) for cell in cells]
     directory, measure = RunDirectory(out), find(request.experiment).measure
-    make = make or (lambda cell: Simulation(cell.config, seeds=cell.seeds, data_root=options.data_root))
-    processes = _processes(request, cells, directory, options)
+    make = make or options.make
+    processes = 1 if options.ranks is not None else _processes(request, cells, directory, options)
 
     def work(cell: Cell, options: Options) -> CellResult:
         run = identify(request, [cell])
@@ -159,6 +173,16 @@ def run(request: Request, cells: Sequence[Cell], out: Path, options: Options, ma
             else:
                 results = [work(cell, options) for cell in cells]
             return publish(request, out, results, starts)
+
+
+def follow(ranks: Ranks, data_root: Path | None) -> None:
+    """On a rank that does not lead: its share of every cell that rank 0 runs."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 ends the run after its round
+    while (cell := ranks.tell()) is not None:
+        with Simulation(cell.config, seeds=cell.seeds, data_root=data_root) as sim:
+            sim.share(ranks)
+            sim.follow()
 
 
 def _processes(request: Request, cells: Sequence[Cell], directory: RunDirectory, options: Options) -> int:
