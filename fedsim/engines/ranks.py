@@ -4,6 +4,7 @@ Rank 0 keeps the model, the journal and the checkpoints. What the others send ba
 clients, which rank 0 adds in client order: the result has the same bits for every number of ranks.
 """
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,13 @@ from ..rows import Floats
 
 # A killed process is noticed at once, because its connections close; a machine that is cut off, after this time.
 TIMEOUT = timedelta(hours=1)
+_GROUP: list[Any] = []  # the one group of this process, once it has joined
+
+
+def _leave() -> None:
+    """Torch ends the threads of a group badly when the interpreter does it."""
+    _GROUP.clear()
+    dist.destroy_process_group()
 
 
 class Ranks:
@@ -36,16 +44,18 @@ class Ranks:
     def joined(cls) -> "Iterator[Ranks | None]":
         """The group that torchrun asks this process to join; None where it is alone.
 
-        It is left in order, once all ranks are done: torch ends its threads badly when the interpreter does.
+        It is joined once, and left when the program ends.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
             yield None
             return
-        here = not dist.is_initialized()  # a program that uses torch.distributed itself keeps its group
         with _lost("the other ranks were not found"):
-            if here:
+            if not dist.is_initialized():  # a program that uses torch.distributed itself has its own
                 dist.init_process_group("gloo", timeout=TIMEOUT)
-            ranks = cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=TIMEOUT))
+                atexit.register(_leave)
+            if not _GROUP:
+                _GROUP.append(dist.new_group(backend="gloo", timeout=TIMEOUT))
+        ranks = cls(dist.get_rank(), dist.get_world_size(), _GROUP[0])
         try:
             try:
                 yield ranks
@@ -55,7 +65,6 @@ class Ranks:
             with _lost():
                 dist.barrier(ranks.group)
         finally:
-            dist.destroy_process_group(None if here else ranks.group)
             ranks.group = None  # whoever still has the ranks must not keep the group's threads
 
     @property
