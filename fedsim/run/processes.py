@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any
@@ -68,8 +69,13 @@ def _serve(pipe: Connection, inherited: list[Connection], work: Work, options: A
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    events = ("begin", "round", "end")
-    watcher = SimpleNamespace(**{event: lambda *facts, event=event: pipe.send((event, *facts)) for event in events})
+    heard = ("begin", "round", "end") if options.watchers else ("end",)
+
+    def send(event: str, *facts: Any) -> None:
+        if event in heard:
+            pipe.send((event, *facts))
+
+    watcher = SimpleNamespace(**{event: partial(send, event) for event in ("begin", "round", "end")})
     options = replace(options, watchers=[watcher], stopping=lambda: bool(asked))
     try:
         while (cell := pipe.recv()) is not None:
