@@ -140,10 +140,7 @@ class Attachment(ClipRecord):
     def _gather(self) -> StepInputs:
         inputs = StepInputs(read_number(self._lam, check_lam), self.nonfinite, self._tally)
         for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    inputs.params.append(p)
-                    inputs.grads.append(p.grad)
+            inputs.add_gradients(group["params"])
         # what a GradScaler leaves with an optimizer that unscales by itself
         scale = getattr(self.optimizer, "grad_scale", None)
         inputs.scale = 1.0 if scale is None else scale
