@@ -13,7 +13,8 @@ from .checks import NONFINITE, check_choice, check_lam, check_parameter, describ
 from .clip_record import ClipRecord
 from .gradients import clip_gradients
 from .optim import FatClipOptimizer
-from .sharding import find_shards
+from .sharding import Shards, find_shards
+from .skipping import End, end_nothing, hide_gradients, skip_on_device
 from .thresholds import Threshold
 
 
@@ -57,10 +58,10 @@ class Attachment(ClipRecord):
     def _begin(self, optimizer: Optimizer, lam: Any) -> None:
         self.optimizer = optimizer
         self._lam = lam
-        self._held: list[tuple[Tensor, Tensor]] = []  # the gradients of a skipped step, until it is over
+        self._end: End = end_nothing
         self._hooks = [
             optimizer.register_step_pre_hook(self._before),
-            optimizer.register_step_post_hook(lambda *_: self._give_back()),
+            optimizer.register_step_post_hook(lambda *_: self._finish()),
         ]
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ class Attachment(ClipRecord):
     def detach(self) -> None:
         """Ends the clipping; the counts stay readable."""
         self._check_attached()
-        self._give_back()
+        self._finish(is_over=False)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -94,7 +95,7 @@ class Attachment(ClipRecord):
     # ---- around a step
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._give_back()  # where the last step ended in an exception
+        self._finish(is_over=False)  # where the last step ended in an exception
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._clip()
@@ -107,6 +108,7 @@ class Attachment(ClipRecord):
         """The closure that also clips the gradients it has made."""
 
         def evaluate() -> Any:
+            self._finish(is_over=False)  # what an earlier evaluation prepared
             loss = closure()
             self._clip()
             return loss
@@ -118,22 +120,27 @@ class Attachment(ClipRecord):
         seen = clip_gradients(inputs, shards)
         if not inputs.grads and shards is None:
             return
-        decides = self.nonfinite != "propagate" or inputs.found_inf is not None
-        applied = bool(seen.applied) if decides else True  # on a device the question synchronizes
-        if not applied and self.nonfinite == "raise":
-            self._refuse(inputs, self.optimizer.param_groups)
+        if self.nonfinite != "propagate" or inputs.found_inf is not None:
+            self._end = self._skip_unless(seen.applied, inputs, shards)
         if self._is_followed:
             self._lam = self._follow(inputs.lam)
-        if not applied:
-            self._take_away(inputs)
+
+    def _skip_unless(self, applied: Any, inputs: StepInputs, shards: Shards | None) -> End:
+        """Makes the optimizer skip the coming step unless `applied`; returns what is to be called after it."""
+        if self.nonfinite != "raise" and shards is None:
+            end = skip_on_device(self.optimizer, inputs, applied)
+            if end is not None:
+                return end
+        if applied:  # on a device the question synchronizes
+            return end_nothing
+        if self.nonfinite == "raise":
+            self._refuse(inputs, self.optimizer.param_groups)
+        return hide_gradients(inputs)
 
     def _gather(self) -> StepInputs:
         inputs = StepInputs(read_number(self._lam, check_lam), self.nonfinite, self._tally)
         for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    inputs.params.append(p)
-                    inputs.grads.append(p.grad)
+            inputs.add_gradients(group["params"])
         # what a GradScaler leaves with an optimizer that unscales by itself
         scale = getattr(self.optimizer, "grad_scale", None)
         inputs.scale = 1.0 if scale is None else scale
@@ -142,17 +149,9 @@ class Attachment(ClipRecord):
             self._tally = inputs.tally = self._tally.to(inputs.grads[0].device)  # the kernels count there
         return inputs
 
-    def _take_away(self, inputs: StepInputs) -> None:
-        """Makes the optimizer pass over everything: a parameter without a gradient is left alone."""
-        self._held = list(zip(inputs.params, inputs.grads, strict=True))
-        for p in inputs.params:
-            p.grad = None
-
-    def _give_back(self) -> None:
-        for p, g in self._held:
-            if p.grad is None:
-                p.grad = g
-        self._held = []
+    def _finish(self, is_over: bool = True) -> None:
+        end, self._end = self._end, end_nothing
+        end(is_over)
 
     # ---- saving
 

@@ -1,5 +1,6 @@
 """Argument checks: one line that names the argument and what it got, raised before anything is changed."""
 
+import functools
 import math
 import numbers
 from collections.abc import Iterable, Iterator
@@ -204,3 +205,15 @@ def check_parameter(p: Any, name: str = "params") -> None:
         raise ValueError(f"{name} holds {describe(p)} whose elements share memory (expanded?)")
     if not (p.dtype in FLOATING or p.dtype in (torch.complex64, torch.complex128)):
         raise TypeError(f"{name} must be float32, float64, bfloat16, float16 or complex, got {describe(p)}")
+
+
+def check_match(param_groups: list[dict[str, Any]], p: Tensor, g: Tensor, buffer: Tensor | None) -> None:
+    """Refuses a sparse gradient, and a parameter that has changed since its gradient or momentum was made."""
+    name = functools.partial(name_parameter, param_groups, p)  # takes a search
+    if not (p.is_floating_point() or p.is_complex()):
+        raise TypeError(f"{name()} must be floating or complex, got {describe(p)}")
+    if g.layout is not torch.strided:
+        raise RuntimeError(f"{name()} has a gradient of layout {g.layout}; only dense ones work")
+    for what, t in (("gradient", g), ("momentum buffer", buffer)):
+        if t is not None and t.shape != p.shape:
+            raise ValueError(f"{name()} has a {what} of shape {tuple(t.shape)}; nothing was changed")

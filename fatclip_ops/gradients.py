@@ -1,7 +1,7 @@
 """Gradients clipped in place: clip_grad_norm_()."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,9 @@ from .backends import read_number, reference, select_update
 from .backends.layout import as_real
 from .backends.types import Clipped, Norm, StepInputs
 from .checks import check_flat_shard, check_inference, check_number, check_parameter, describe
-from .sharding import Shards, find_shards
+from .sharding import Shards, is_sharded
+
+_CPU = torch.device("cpu")  # the default device may be another
 
 
 def clip_grad_norm_(
@@ -45,12 +47,10 @@ def clip_grad_norm_(
         max_norm = read_number(max_norm, _check_max_norm)
     if norm_type != 2.0:
         return torch.nn.utils.clip_grad_norm_(params, float(max_norm), norm_type, error_if_nonfinite, foreach)
-    shards = find_shards([{"params": params}])
     inputs = StepInputs(max_norm)
-    inputs.params = [p for p in params if p.grad is not None]
-    inputs.grads = [p.grad for p in inputs.params if p.grad is not None]
-    if shards is not None:
-        seen = _clip_outside_the_graph_which_has_no_ranks(inputs, shards)
+    inputs.add_gradients(params)
+    if any(map(is_sharded, params)):
+        seen = _clip_outside_the_graph_which_has_no_ranks(inputs, Shards(params))
     elif torch.compiler.is_compiling():
         with torch.no_grad():
             seen = library.clip_(inputs.grads, max_norm)
@@ -60,13 +60,13 @@ def clip_grad_norm_(
         raise RuntimeError(f"the norm of the gradients is {float(seen.norm)}; nothing was changed")
     if isinstance(seen.norm, Tensor):
         return seen.norm
-    return torch.scalar_tensor(seen.norm, dtype=torch.float64, device="cpu")
+    return torch.scalar_tensor(seen.norm, dtype=torch.float64, device=_CPU)
 
 
 def _list_parameters(parameters: Any) -> list[Tensor]:
     if isinstance(parameters, Tensor):
         return [parameters]
-    if not isinstance(parameters, Iterable) or isinstance(parameters, Module):
+    if not hasattr(parameters, "__iter__") or isinstance(parameters, Module):
         hint = ": pass its .parameters()" if isinstance(parameters, Module) else ""
         raise TypeError(f"parameters must be an iterable of tensors, got {describe(parameters)}{hint}")
     params = list(parameters)

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backends.types import COEF
-from .checks import check_choice, check_flag, check_lr
+from .backends import read_number
+from .backends.layout import as_real
+from .backends.types import CLIPPED, COEF, NORM
+from .checks import check_choice, check_flag, check_lam, check_lr, check_one_lam
+from .functional import clip_rows_
 from .optim_state import SavedOptimizer
 from .sharding import local_part
 
@@ -61,7 +64,9 @@ class LocalRound(SavedOptimizer):
         flat, dtype = self._round_delta(delta)
         if self.nonfinite == "raise" and not (_is_finite(flat) if shards is None else shards.is_finite(flat)):
             raise ValueError("the round's update has nan or inf; nothing was changed")
-        flat = self._clip_round(flat).to(dtype)
+        if not self._clips_steps:
+            self._clip_round(flat)
+        flat = flat.to(dtype)
         self.begin_round()
         return shards.gather(flat) if full and shards is not None else flat
 
@@ -128,9 +133,18 @@ class LocalRound(SavedOptimizer):
                         state["round_gradients"] = torch.zeros_like(p, dtype=torch.float32)
                     state["round_gradients"].add_(step)
 
-    def _clip_round(self, flat: Tensor) -> Tensor:
-        """Hook: PR clips the update here."""
-        return flat
+    def _clip_round(self, flat: Tensor) -> None:
+        """Clips the round's update in place, as PR does, and counts it."""
+        check_one_lam([group["lam"] for group in self.param_groups])
+        lam = read_number(self.param_groups[0]["lam"], check_lam)
+        shards = self._shards
+        norm = clip_rows_(as_real(flat).view(1, -1), lam)[0] if shards is None else shards.clip_(flat, lam)
+        is_clipped = torch.isfinite(norm) & (norm > lam)
+        self._tally[NORM].copy_(norm)
+        self._tally[COEF].copy_(torch.where(is_clipped, lam / norm, 1.0))
+        self._tally[CLIPPED].add_(is_clipped.to(self._tally.device))
+        if self._is_followed:
+            self._set_lam(self._follow(lam))
 
 
 def _is_finite(flat: Tensor) -> bool:

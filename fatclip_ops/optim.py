@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.autograd import profiler as _profiler
 from torch.optim import Optimizer
 
-from . import library, sharding
+from . import sharding
 from .backends import cpu, cuda, read_number, reference, select_update
-from .backends.layout import as_real
-from .backends.types import CLIPPED, COEF, NORM, Backend, Hyper, Norm, StepInputs
+from .backends.types import Backend, Hyper, StepInputs
 from .checks import (
     NONFINITE,
     REQUIRED,
@@ -29,14 +28,13 @@ from .checks import (
     check_inference,
     check_lam,
     check_lr,
+    check_match,
     check_one_lam,
     check_parameter,
     describe,
-    name_parameter,
 )
-from .functional import clip_rows_
-from .local_round import LocalRound
 from .thresholds import Threshold
+from .traced_step import TracedStep
 
 _torch_module = sys.modules[Optimizer.__module__]
 # Empty unless a hook was registered for all optimizers.
@@ -49,7 +47,7 @@ _OUTSIDE = (
 )
 
 
-class FatClipOptimizer(LocalRound):
+class FatClipOptimizer(TracedStep):
     """SGD with clipping, and the local part of federated rounds; use FatClipPI or FatClipPR.
 
     One step, over all parameters of all groups as one vector g:
@@ -218,26 +216,18 @@ class FatClipOptimizer(LocalRound):
 
     def _gather_group(self, inputs: StepInputs, index: int, group: dict[str, Any]) -> None:
         inputs.hypers.append(_hyper(group))
-        momentum = group["momentum"] != 0
         before = len(inputs.params)
-        add_param, add_grad, add_buffer = inputs.params.append, inputs.grads.append, inputs.buffers.append
-        for p in group["params"]:
-            g = p.grad
-            if g is None:
-                continue
-            if g.layout is not torch.strided:
-                raise RuntimeError(f"{self._name_of(p)} has a gradient of layout {g.layout}; only dense ones work")
-            add_param(p)
-            add_grad(g)
-            if momentum:
-                buffer = self.state[p].get("momentum_buffer")
-                inputs.fresh.append(buffer is None)
-                add_buffer(torch.empty_like(p) if buffer is None else buffer)
+        inputs.add_gradients(group["params"])
         count = len(inputs.params) - before
         inputs.groups += [index] * count
-        if not momentum:
+        if group["momentum"] == 0:
             inputs.buffers += [None] * count
             inputs.fresh += [False] * count
+            return
+        for p in inputs.params[before:]:
+            buffer = self.state[p].get("momentum_buffer")
+            inputs.fresh.append(buffer is None)
+            inputs.buffers.append(torch.empty_like(p) if buffer is None else buffer)
 
     def _run(self, inputs: StepInputs) -> bool:
         """The step by the kernels or by the reference; returns whether it was applied."""
@@ -252,60 +242,12 @@ class FatClipOptimizer(LocalRound):
         if applied is not None:
             return applied
         for p, g, b in zip(inputs.params, inputs.grads, inputs.buffers, strict=True):
-            self._check_match(p, g, b)
+            check_match(self.param_groups, p, g, b)
         if self.fused and inputs.params:
             raise ValueError(
                 "fused=True, but some parameter, gradient or momentum buffer is not plain memory of one device"
             )
         return reference.step(inputs)
-
-    def _check_match(self, p: Tensor, g: Tensor, buffer: Tensor | None) -> None:
-        """Refuses a parameter whose shape or dtype has changed since its gradient or momentum was made."""
-        if not (p.is_floating_point() or p.is_complex()):
-            raise TypeError(f"{self._name_of(p)} must be floating or complex, got {describe(p)}")
-        for what, t in (("gradient", g), ("momentum buffer", buffer)):
-            if t is not None and t.shape != p.shape:
-                raise ValueError(f"{self._name_of(p)} has a {what} of shape {tuple(t.shape)}; nothing was changed")
-
-    def _is_beyond_a_graph(self) -> bool:
-        """Whether a step asks other ranks, shows its norm, or may be one of a round whose lr changes unnoticed."""
-        if self._shards is not None or (self._is_followed and self._clips_steps):
-            return True
-        return self._in_round and any(isinstance(group["lr"], Tensor) for group in self.param_groups)
-
-    def _step_traced(self) -> None:
-        """The step as operators in a graph: one norm, one update per group."""
-        for p, changes in self._folds() if self._in_round else []:
-            self.state[p].update(changes)  # a skipped step moves nothing, so the sum so far is right all the same
-        lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
-        updates = [self._gather_traced(group, lam) for group in self.param_groups]
-        norm = library.norm_parts([g for update in updates for g in update.grads])
-        for group, update in zip(self.param_groups, updates, strict=True):
-            update.norm = norm
-            library.clipped_sgd_(update, group)
-        seen = Norm(norm[1], norm[2])
-        reference.count_step(self._tally, seen, lam, seen.finite if self.nonfinite == "skip" else True)
-        if self._in_round:
-            self._sum_gradients()
-
-    def _gather_traced(self, group: dict[str, Any], lam: Any) -> StepInputs:
-        """One group's tensors. A new momentum buffer starts at zero, and stays even if the graph skips the step."""
-        inputs = StepInputs(lam, self.nonfinite)
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            inputs.params.append(p)
-            inputs.grads.append(p.grad)
-            if group["momentum"] != 0:
-                state = self.state[p]
-                inputs.fresh.append("momentum_buffer" not in state)
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-                inputs.buffers.append(state["momentum_buffer"])
-        return inputs
-
-    def _name_of(self, p: Tensor) -> str:
-        return name_parameter(self.param_groups, p)
 
 
 class FatClipPI(FatClipOptimizer):
@@ -336,19 +278,6 @@ class FatClipPR(FatClipOptimizer):
 
     _clips_steps = False
     _warns = True
-
-    def _clip_round(self, flat: Tensor) -> Tensor:
-        check_one_lam([group["lam"] for group in self.param_groups])
-        lam = read_number(self.param_groups[0]["lam"], check_lam)
-        shards = self._shards
-        norm = clip_rows_(as_real(flat).view(1, -1), lam)[0] if shards is None else shards.clip_(flat, lam)
-        is_clipped = torch.isfinite(norm) & (norm > lam)
-        self._tally[NORM].copy_(norm)
-        self._tally[COEF].copy_(torch.where(is_clipped, lam / norm, 1.0))
-        self._tally[CLIPPED].add_(is_clipped.to(self._tally.device))
-        if self._is_followed:
-            self._set_lam(self._follow(lam))
-        return flat
 
 
 def _hyper(group: dict[str, Any]) -> Hyper:

@@ -40,28 +40,56 @@ py::object py_global_norm(const py::list& tensors, int threads) {
   return as_tuple(norm);
 }
 
-// A norm that Python knows: (mantissa, exponent).
-Norm as_norm(py::handle parts) {
-  const py::tuple pair = py::reinterpret_borrow<py::tuple>(parts);
-  return {pair[0].cast<double>(), pair[1].cast<int>()};
+// The entries of a tuple with that many.
+Args items(PyObject* tuple, Py_ssize_t count) {
+  if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != count)
+    throw py::type_error("expected a tuple of " + std::to_string(count));
+  return {reinterpret_cast<PyTupleObject*>(tuple)->ob_item};
 }
+
+// What a clip or a step depends on besides its tensors; Python has it in a tuple, in this order.
+struct Conditions {
+  double lam, inv_scale;
+  bool skip_nonfinite, forced_skip;  // nothing is to change if the norm is not finite; in any case
+  std::optional<Norm> known;         // the norm, as (mantissa, exponent) or None
+  py::handle tally;                  // for as_tally(), once the tensors are known to be on the CPU
+  int threads;
+
+  explicit Conditions(const Args& a)
+      : lam(a.number(0)),
+        inv_scale(a.number(1)),
+        skip_nonfinite(a.flag(2)),
+        forced_skip(a.flag(3)),
+        tally(a.object(5)),
+        threads(a.integer(6)) {
+    if (a.object(4).is_none()) return;
+    const Args norm = items(a.at[4], 2);
+    known = Norm{norm.number(0), norm.integer(1)};
+  }
+
+  bool allow(const Norm& norm) const { return !forced_skip && (norm.finite() || !skip_nonfinite); }
+};
+constexpr int kConditions = 7;
 
 // Where Python counts steps, or null for None.
 Tally* as_tally(py::handle vector) {
-  return vector.is_none() ? nullptr : reinterpret_cast<Tally*>(read_vector(vector, kTallyDoubles));
+  if (vector.is_none()) return nullptr;
+  View v;
+  if (!read_target(vector, &v) || v.dtype != kFloat64 || v.n != kTallyDoubles || !v.row_major())
+    throw std::invalid_argument("a tally must be a float64 vector of " + std::to_string(kTallyDoubles));
+  return static_cast<Tally*>(v.data);
 }
 
 // A clip of fewer elements takes less time than it takes to wake another thread, which has nothing to do before.
 constexpr int64_t kAlone = int64_t(1) << 18;
 
-// Clips all tensors as one vector, in place: the norm (unless `known` gives it), then the scale where the norm of the
-// unscaled tensors is finite and above lam, unless `forced_skip` forbids it. Adds the step to `tally`, unless that is
-// None; returns the norm, its mantissa, the factor and whether a step is to be applied.
-// tensors, lam, inv_scale, skip_nonfinite, forced_skip, known, tally, threads
+// Clips all tensors as one vector, in place: the norm (unless it is known), then the scale where the norm of the
+// unscaled tensors is finite and above lam, unless the step is forbidden. Counts the step; returns the norm, its
+// mantissa, the factor and whether a step is to be applied. A pending negation changes none of that, so tensors are not
+// asked for one. Arguments: tensors, conditions
 py::object py_clip(Args a) {
   const py::list tensors = a.list(0);
-  const double lam = a.number(1), inv_scale = a.number(2);
-  const bool skip_nonfinite = a.flag(3), forced_skip = a.flag(4), given = !a.object(5).is_none();
+  const Conditions how(items(a.at[1], kConditions));
   thread_local std::vector<Span> spans;
   thread_local Ranges written;
   written.clear();
@@ -69,30 +97,28 @@ py::object py_clip(Args a) {
   int64_t elements = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
     View v;
-    if (!read(PyList_GET_ITEM(tensors.ptr(), i), &v) || !v.dense()) return py::none();
+    if (!read_target(PyList_GET_ITEM(tensors.ptr(), i), &v) || !v.dense()) return py::none();
     spans[i] = {v.data, v.n, v.dtype};
     written.add(v.data, v.bytes());
     elements += v.n;
   }
   if (!written.disjoint()) return py::none();
-  Tally* tally = as_tally(a.object(6));
-  const int threads = elements < kAlone ? 1 : a.integer(7);
-  Norm norm = given ? as_norm(a.object(5)) : Norm{};
+  Tally* tally = as_tally(how.tally);
+  const int threads = elements < kAlone ? 1 : how.threads;
+  Norm norm;
   {
     MaybeReleaseGil gil(elements);
-    if (!given) norm = global_norm(spans, threads);
-    norm = norm.times(inv_scale);
-    if (!forced_skip && norm.finite() && clips(norm, lam)) scale(spans, norm, lam, threads);
+    norm = (how.known ? *how.known : global_norm(spans, threads)).times(how.inv_scale);
+    if (!how.forced_skip && norm.finite() && clips(norm, how.lam)) scale(spans, norm, how.lam, threads);
   }
-  const bool step = !forced_skip && (norm.finite() || !skip_nonfinite);
-  if (tally) tally->add(norm, lam, step);
-  return py::make_tuple(norm.value(), norm.mantissa, coefficient(norm, lam), step);
+  const bool step = how.allow(norm);
+  if (tally) tally->add(norm, how.lam, step);
+  return py::make_tuple(norm.value(), norm.mantissa, coefficient(norm, how.lam), step);
 }
 
 // (lr, momentum, dampening, weight_decay, nesterov, maximize)
 SgdHyper as_hyper(PyObject* t) {
-  if (!PyTuple_Check(t) || PyTuple_GET_SIZE(t) != 6) throw py::type_error("expected a tuple of hyper-parameters");
-  const Args a{reinterpret_cast<PyTupleObject*>(t)->ob_item};
+  const Args a = items(t, 6);
   return {a.number(0), a.number(1), a.number(2), a.number(3), a.flag(4), a.flag(5)};
 }
 
@@ -112,16 +138,12 @@ bool read_tensors(py::handle param, py::handle grad, py::handle buffer, bool fre
   return true;
 }
 
-// One step: the norm (unless `known` gives its mantissa and exponent), then the update, unless `forced_skip` or
-// `skip_nonfinite` forbids it. Adds the step to `tally`, unless that is None, and returns whether the tensors were
-// updated. params, grads, buffers, fresh, groups, hypers, lam, inv_scale, skip_nonfinite, forced_skip, known, tally,
-// threads
+// One step: the norm (unless it is known), then the update, unless the conditions forbid it. Counts the step; returns
+// whether the tensors were updated. Arguments: params, grads, buffers, fresh, groups, hypers, conditions
 py::object py_sgd_step(Args a) {
   const py::list params = a.list(0), grads = a.list(1), buffers = a.list(2), fresh = a.list(3), groups = a.list(4);
   const py::list hypers = a.list(5);
-  const double lam = a.number(6), inv_scale = a.number(7);
-  const bool skip_nonfinite = a.flag(8), forced_skip = a.flag(9), given = !a.object(10).is_none();
-  const int threads = a.integer(12);
+  const Conditions how(items(a.at[6], kConditions));
   const size_t count = params.size();
   if (grads.size() != count || buffers.size() != count || fresh.size() != count || groups.size() != count)
     throw std::invalid_argument("the lists of a step differ in length");
@@ -147,26 +169,26 @@ py::object py_sgd_step(Args a) {
     elements += t.n;
   }
   if (!written.disjoint()) return py::none();
-  bool one_pass = std::isinf(lam) && !skip_nonfinite && !forced_skip && !given;  // nothing depends on the norm
+  bool one_pass = std::isinf(how.lam) && !how.skip_nonfinite && !how.forced_skip && !how.known;  // no use for the norm
   for (const SgdBlock& t : tensors) {  // a gradient may be its parameter, element by element, and nothing else of these
     if (t.g != t.x && written.touch(t.g, t.n * kSize[t.dtype])) return py::none();
     one_pass &= t.g != t.x;
   }
-  Tally* tally = as_tally(a.object(11));
-  Norm norm = given ? as_norm(a.object(10)) : Norm{};
+  Tally* tally = as_tally(how.tally);
+  Norm norm;
   bool step = false;
   {
     MaybeReleaseGil gil(elements);
     if (one_pass) {
-      norm = sgd_unclipped(tensors, inv_scale, threads);
-    } else if (!given) {
-      norm = global_norm(spans, threads);
+      norm = sgd_unclipped(tensors, how.inv_scale, how.threads);
+    } else {
+      norm = how.known ? *how.known : global_norm(spans, how.threads);
     }
-    norm = norm.times(inv_scale);
-    step = !forced_skip && (norm.finite() || !skip_nonfinite);
-    if (step && !one_pass) sgd_update(tensors, norm, lam, inv_scale, threads);
+    norm = norm.times(how.inv_scale);
+    step = how.allow(norm);
+    if (step && !one_pass) sgd_update(tensors, norm, how.lam, how.inv_scale, how.threads);
   }
-  if (tally) tally->add(norm, lam, step);
+  if (tally) tally->add(norm, how.lam, step);
   return py::bool_(step);
 }
 
@@ -230,7 +252,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("row_norms", &py_row_norms);
   m.def("clip_rows", &py_clip_rows);
   m.def("batched_sgd", &py_batched_sgd);
-  static PyMethodDef fast[] = {fast_method<py_clip, 8>("clip"), fast_method<py_sgd_step, 13>("sgd_step"), {}};
+  static PyMethodDef fast[] = {fast_method<py_clip, 2>("clip"), fast_method<py_sgd_step, 7>("sgd_step"), {}};
   add_methods(m, fast);
   add_aggregate(m);
   add_stream(m);

@@ -86,7 +86,7 @@ def clip_(inputs: StepInputs) -> Clipped | None:
 
 
 def _clip(s: StepInputs) -> tuple[float, float, float, bool] | None:
-    seen: tuple[float, float, float, bool] | None = MODULE.clip(s.grads, *_conditions(s))
+    seen: tuple[float, float, float, bool] | None = MODULE.clip(s.grads, _conditions(s))
     return seen
 
 
@@ -106,7 +106,7 @@ def step(inputs: StepInputs) -> bool | None:
 
 
 def _step(s: StepInputs) -> bool | None:
-    applied: bool | None = MODULE.sgd_step(s.params, s.grads, s.buffers, s.fresh, s.groups, s.hypers, *_conditions(s))
+    applied: bool | None = MODULE.sgd_step(s.params, s.grads, s.buffers, s.fresh, s.groups, s.hypers, _conditions(s))
     return applied
 
 

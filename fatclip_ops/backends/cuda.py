@@ -63,6 +63,10 @@ class Runtime:
     def stream(self, device: torch.device) -> int:
         return int(torch.cuda.current_stream(device).cuda_stream)
 
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured."""
+        return torch.cuda.is_current_stream_capturing()
+
 
 MODULE, REASON = _load()
 RUNTIME: Runtime | None = None if MODULE is None else Runtime(MODULE)
@@ -71,6 +75,10 @@ RUNTIME: Runtime | None = None if MODULE is None else Runtime(MODULE)
 def owns(value: Any) -> bool:
     """Whether value is a tensor that the CUDA kernels can read where it is."""
     return RUNTIME is not None and isinstance(value, Tensor) and RUNTIME.owns(value)
+
+
+def is_capturing() -> bool:
+    return RUNTIME is not None and RUNTIME.is_capturing()
 
 
 def _scalar(value: Any) -> Any:

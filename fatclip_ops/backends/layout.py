@@ -188,7 +188,9 @@ def step_on_copies(inputs: StepInputs, step: Callable[[StepInputs], bool | None]
 
 def _match(p: Tensor, g: Tensor, buffer: Tensor | None) -> bool:
     """Whether a gradient and a momentum buffer belong to a parameter, which is a plain tensor."""
-    if type(p) not in (Tensor, Parameter) or (g.shape, g.dtype, g.device) != (p.shape, p.dtype, p.device):
+    if type(p) not in (Tensor, Parameter) or g.layout is not torch.strided:
+        return False
+    if (g.shape, g.dtype, g.device) != (p.shape, p.dtype, p.device):
         return False
     return buffer is None or buffer.shape == p.shape
 

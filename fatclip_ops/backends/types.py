@@ -92,6 +92,15 @@ class StepInputs:
         self.norm: Tensor | None = None
         self.tally = tally
 
+    def add_gradients(self, params: list[Tensor]) -> None:
+        """Adds the parameters that have a gradient, and these."""
+        add_param, add_grad = self.params.append, self.grads.append
+        for p in params:
+            g = p.grad
+            if g is not None:
+                add_param(p)
+                add_grad(g)
+
     def with_tensors(self, params: list[Tensor], grads: list[Tensor], buffers: list[Tensor | None]) -> "StepInputs":
         """The same step on other tensors."""
         other = StepInputs.__new__(StepInputs)

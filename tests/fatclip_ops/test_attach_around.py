@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from optim_cases import bits, frozen, give, gradients, parameters, run_script, snapshot
+from optim_cases import bits, give, gradients, parameters, run_script, snapshot
 from refusals import assert_refused
+from scaler_cases import step_with_inf, train_scaled
 
 from fatclip_ops import Attachment, FatClipPI, History, Quantile, attach, clip_grad_norm_
 
@@ -21,11 +22,6 @@ def adamw(params, kind="plain"):
     return torch.optim.AdamW(params, lr=0.1, **KINDS[kind])
 
 
-def model_and_data():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3)), torch.randn(8, 6)
-
-
 # ---- GradScaler
 
 
@@ -33,24 +29,14 @@ def model_and_data():
 @pytest.mark.parametrize("explicit", [False, True], ids=["step", "unscale_"])
 @pytest.mark.parametrize("lam", [0.01, math.inf], ids=["clip", "noclip"])
 def test_scaled_training_has_the_bits_of_unscaled(kind, explicit, lam):
-    results = []
-    for scaled in (True, False):
-        model, data = model_and_data()
-        opt = adamw(model.parameters(), kind)
-        handle = attach(opt, lam=lam)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
-        norms = []
-        for _ in range(4):
-            opt.zero_grad()
-            scaler.scale(model(data).square().sum()).backward()
-            if explicit:
-                scaler.unscale_(opt)
-            scaler.step(opt)
-            scaler.update()
-            norms.append(handle.last_norm.item())
-        assert (handle.steps, handle.skipped, handle.clipped) == (4, 0, 0 if lam == math.inf else 4)
-        results.append((norms, frozen(opt.state_dict()), [bits(p) for p in model.parameters()]))
-    assert results[0] == results[1]
+    def make(params):
+        opt = adamw(params, kind)
+        return opt, attach(opt, lam=lam)
+
+    (handle, results), (other, plain) = (train_scaled(make, scaled, explicit) for scaled in (True, False))
+    assert results == plain
+    for h in (handle, other):
+        assert (h.steps, h.skipped, h.clipped) == (4, 0, 0 if lam == math.inf else 4)
 
 
 @each_kind
@@ -63,17 +49,9 @@ def test_a_step_the_scaler_calls_off_touches_nothing(kind, policy, before):
     for seed in range(before):
         give(params, gradients(params, seed))
         opt.step()
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.zeros(()))  # the scaler sets itself up at its first use
-    give(params, gradients(params))
-    params[1].grad[3, 4] = math.inf
-    was = snapshot(opt)
-    scaler.step(opt)
-    scaler.update()
-    now = snapshot(opt)
+    was, now = step_with_inf(opt, params)
     assert (now[0], now[2]) == (was[0], was[2])
     assert handle.skipped == (1 if kind == "fused" else 0)  # the others are not even called by the scaler
-    assert scaler.get_scale() == 2.0
 
 
 def test_found_inf_is_obeyed_even_for_finite_gradients():

@@ -380,3 +380,14 @@ def emptied():
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_and_changes_nothing(name):
     assert_refused(World, snapshot, *BAD[name])
+
+
+@pytest.mark.parametrize("length", [4, 33], ids=["even", "odd"])
+def test_a_pending_negation_is_scaled_in_place(length):
+    stored = torch.arange(1.0, length + 1)
+    p = torch.nn.Parameter(torch.zeros(length))
+    p.grad = torch._neg_view(stored.clone())
+    norm = clip_grad_norm_([p], 1.0)
+    assert p.grad.is_neg()
+    torch.testing.assert_close(norm, torch.linalg.vector_norm(stored.double()), rtol=2**-40, atol=0)
+    torch.testing.assert_close(p.grad.resolve_neg().double(), -stored.double() / norm, rtol=2**-23, atol=0)

@@ -230,7 +230,8 @@ def test_pr_rounds(data, model, lam, delta):
     limit = 4 + (norm_bound(len(want)) if dtype == torch.float64 else 0)
     assert (errors(got, clipped) <= limit).all()
     assert errors(opt.last_norm, norm) <= 2**29 + norm_bound(len(want), dtype)  # of the update in float32: 2**29 units
-    assert same_bits(opt.end_round(delta), torch.zeros_like(got))
+    if all(torch.isfinite(p).all() for p in params):  # a finite sum of gradients may still move x to inf: inf - inf
+        assert same_bits(opt.end_round(delta), torch.zeros_like(got))
 
 
 @st.composite

@@ -47,13 +47,16 @@ class Counted:
 
 
 class HostRuntime(cuda.Runtime):
-    """For the bridge, CPU memory is the device, and its stream is 0."""
+    """For the bridge, CPU memory is the device, its stream is 0, and nothing is captured."""
 
     def owns(self, tensor):
         return tensor.is_cpu
 
     def stream(self, device):
         return 0
+
+    def is_capturing(self):
+        return False
 
 
 @pytest.fixture(scope="session")

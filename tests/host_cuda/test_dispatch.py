@@ -1,29 +1,14 @@
 """What happens around the CUDA kernels: which tensors reach them, what is refused, and that nothing waits."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
+from waits import no_waiting
 
 import fatclip_ops as fc
 from fatclip_ops import FatClipPI, FatClipServer
 from fatclip_ops.backends import cpu, cuda, read_number, select
-
-WAITS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
-
-
-@contextmanager
-def no_waiting():
-    """No tensor's value may come to the host in here."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in WAITS:
-
-            def refuse(self, *args, name=name, **kwargs):
-                raise AssertionError(f"Tensor.{name} waits for the device")
-
-            patch.setattr(torch.Tensor, name, refuse)
-        yield
 
 
 @pytest.fixture
