@@ -7,36 +7,20 @@ from ..cells import CellResult
 from ..experiments.grid import Experiment
 from ..plotting import styled
 from . import page
-from .curves import curves, histories
+from .curves import curves, histories, lines, overlay, slope, slopes, sweep
 from .noise import alpha_errors, histograms, tail_indexes
-from .rates import lines, slope, slopes
-from .sweeps import overlay, sweep
 from .trials import failures, outcomes, stability
 
-__all__ = [
-    "alpha_errors",
-    "curves",
-    "failures",
-    "histograms",
-    "histories",
-    "lines",
-    "outcomes",
-    "overlay",
-    "save",
-    "slope",
-    "slopes",
-    "stability",
-    "sweep",
-    "tail_indexes",
-]
+__all__ = ["curves", "histories", "lines", "overlay", "slope", "slopes", "sweep"]
+__all__ += ["alpha_errors", "failures", "histograms", "outcomes", "save", "stability", "tail_indexes"]
 
 
 def save(
     experiment: Experiment, results: list[CellResult], out: Path, kinds: Sequence[str] = ("png", "svg")
 ) -> list[Path]:
     """Draws the figures of an experiment and saves each as PNG and SVG."""
-    paths = []
     with styled():
-        for suffix, draw in {"": experiment.figure, **experiment.more}.items():
-            paths += page.save(draw(results), out, f"{experiment.name}{suffix}", kinds)
-    return paths
+        drawn = {suffix: draw(results) for suffix, draw in {"": experiment.figure, **experiment.more}.items()}
+        return [
+            path for suffix, figure in drawn.items() for path in page.save(figure, out, experiment.name + suffix, kinds)
+        ]

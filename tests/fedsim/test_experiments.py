@@ -14,7 +14,7 @@ from fedsim.config import Config
 from fedsim.data.dataset import Dataset
 from fedsim.errors import InputError
 from fedsim.experiments import NAMES, find
-from fedsim.experiments.captions import describe_changes, describe_reading
+from fedsim.experiments.grid import describe_changes, describe_reading
 
 # What the paper's experiments fix, key by key; every cell of the paper preset must agree.
 CIFAR10 = {
@@ -146,11 +146,9 @@ def test_the_slip_of_the_paper_is_named():
     assert "its own theory says the opposite" in " ".join(find("synthetic-alpha").notes)
 
 
-def test_an_experiment_is_a_short_file():
-    folder = Path(experiments.__file__).parent
-    for name in NAMES:
-        lines = (folder / f"{name.replace('-', '_')}.py").read_text().splitlines()
-        assert len(lines) <= 75, name
+def test_experiments_of_a_kind_are_a_short_file():
+    for path in Path(experiments.__file__).parent.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 250, path.name
 
 
 def images(name, root=None):

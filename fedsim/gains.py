@@ -1,4 +1,4 @@
-"""The arithmetic of the tail index, free of any state.
+"""The arithmetic of the tail index (fedsim.tail), free of any state.
 
 Sums of k independent symmetric alpha-stable samples are k^(1/alpha) times one sample in law, so with block sums
 Y_j = X_1 + ... + X_k (Mohammadi et al. 2015, as used by Simsekli et al. 2019)
@@ -66,24 +66,13 @@ def flattened_gains(entries: Callable[[int, int], Tensor], count: int, block: in
     An entry that is zero has no logarithm: the mean is over the block's others. What fills no block is left out.
     """
     end, step = count - count % block, max(1, _CHUNK // block) * block
-    found = []
+    gains = torch.zeros(end // block, dtype=torch.float64)
     for start in range(0, end, step):
         x = entries(start, min(start + step, end)).view(-1, block)
         zero = x == 0
         logs = x.abs().log_().masked_fill_(zero, 0.0).sum(1) / (block - zero.sum(1))
-        found.append(_used(x.sum(1).abs_().log_() - logs))
-    gains, weights = zip(*found, strict=True) if found else ((torch.zeros(0),), (torch.zeros(0),))
-    return torch.cat(gains), torch.cat(weights)
-
-
-def longest_divisor(n: int) -> int:
-    """The largest divisor of n that is at most sqrt(n); where that is less than half of it, sqrt(n) rounded down.
-
-    >>> longest_divisor(100), longest_divisor(24), longest_divisor(101)
-    (10, 4, 10)
-    """
-    root = math.isqrt(n)
-    return next((k for k in range(root, root // 2, -1) if n % k == 0), root)
+        gains[start // block :][: len(x)] = x.sum(1).abs_().log_() - logs
+    return _used(gains)
 
 
 def _used(gains: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,6 +94,11 @@ def _block_sums(columns: Tensor, blocks: Tensor, signs: Tensor | None) -> Tensor
         else:
             sums.addcmul_(columns[rows].double(), signs[:, i : i + 1].to(columns.device))
     return sums
+
+
+def alpha_of(total: float, count: float, block: int) -> float:
+    """alpha of so many gains with this sum; nan where there are none."""
+    return inverse_to_alpha(total / count / math.log(block)) if count else math.nan
 
 
 def inverse_to_alpha(inverse: float) -> float:
@@ -171,7 +165,7 @@ def gaussian_null(over: str, dim: int, block: int, centred: int | None = None) -
     >>> round(gaussian_null("vectors", 1000, 10, centred=100), 3)
     2.086
     """
-    return inverse_to_alpha(null_gain(over, dim, block, centred) / math.log(block))
+    return alpha_of(null_gain(over, dim, block, centred), 1, block)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,6 +1,5 @@
-"""A sweep: an experiment over a grid of settings; its table names the best one and how far its seeds spread."""
+"""Experiments made on request: a sweep over the settings of another one, and the run of `fedsim.simulate(out=...)`."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,9 @@ from .. import figures
 from ..cells import CellResult, select
 from ..config import Config
 from ..errors import InputError
-from ..measure import FinalLoss, quartiles
+from ..measure import FinalLoss, Measurement, final_values, quartiles
+from ..problems import OWN
+from ..simulation import Simulation
 from ..table import Table, show
 from .grid import Axis, Experiment, axis
 
@@ -22,7 +23,7 @@ def make_sweep(base: Experiment, grid: Sequence[str]) -> Experiment:
     swept = tuple(_axis(base, text) for text in grid)
     if not swept:
         raise InputError("sweep needs settings to go through, such as lam=1,3,10")
-    names = [one.name for one in swept]
+    fixed, names = [one.name for one in base.axes], [one.name for one in swept]
     return replace(
         base,
         name=f"{base.name}-sweep",
@@ -30,8 +31,8 @@ def make_sweep(base: Experiment, grid: Sequence[str]) -> Experiment:
         title=f"{base.title}: sweep over {', '.join(names)}",
         axes=(*base.axes, *swept),
         measure=FinalLoss(),
-        table=lambda results: tabulate(results, [one.name for one in base.axes], names),
-        figure=lambda results: figures.sweep(results, [one.name for one in base.axes], names, final),
+        table=lambda results: tabulate(results, fixed, names),
+        figure=lambda results: figures.sweep(results, fixed, names),
         more={},
         says={},
         notes=(),
@@ -50,22 +51,13 @@ def _axis(base: Experiment, text: str) -> Axis:
     return axis(key, key, values.split(","))
 
 
-def final(group: Sequence[CellResult]) -> tuple[str, list[float]]:
-    """What the seeds of one setting end with: accuracies, or losses; what is not finite is infinitely bad."""
-    accuracies = [value for result in group for value in result.measured["accuracy"]]
-    if all(value is not None for value in accuracies):
-        return "accuracy", accuracies
-    losses = [value for result in group for value in result.measured["loss"]]
-    return "loss", [value if value is not None and math.isfinite(value) else math.inf for value in losses]
-
-
 def tabulate(results: Sequence[CellResult], fixed: Sequence[str], swept: Sequence[str]) -> Table:
     """One row per setting, and below them the best of the swept settings for each of the others."""
     rows: dict[tuple[str, ...], list[Any]] = {}
     best: dict[tuple[str, ...], tuple[float, str]] = {}
     for levels in dict.fromkeys(tuple(r.cell.levels[name] for name in (*fixed, *swept)) for r in results):
         named = dict(zip((*fixed, *swept), levels, strict=True))
-        key, values = final(select(results, named))
+        key, values = final_values(select(results, named))
         low, middle, high = quartiles(values)
         rows[levels] = [*levels, len(values), middle, low, high]
         where = ", ".join(f"{name}={named[name]}" for name in swept)
@@ -76,3 +68,27 @@ def tabulate(results: Sequence[CellResult], fixed: Sequence[str], swept: Sequenc
             best[here] = (rank, text)
     notes = [f"Best{''.join(f' {level},' for level in here)} {text}." for here, (_, text) in best.items()]
     return Table([*fixed, *swept, "seeds", f"median {key}", "25 %", "75 %"], list(rows.values()), notes)
+
+
+class Final(Measurement):
+    """The loss and every metric at the end of the run, and the engine that was taken."""
+
+    def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
+        return {"final": sim.evaluate(), "engine": sim.engine, "reason": sim.engine_reason}
+
+    def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
+        (result,) = group
+        values = {f"last {name}": value[0] for name, value in result.measured["final"].items()}
+        return {"rounds": len(result.records), **values, "engine": result.measured["engine"]}
+
+
+EXPERIMENT = Experiment(
+    name=OWN,
+    code="",
+    title="Own model and data",
+    paper={"problem": OWN},
+    axes=(),
+    measure=Final(),
+    figure=lambda results: figures.histories(results, list(results[0].measured["final"])),
+    default="paper",
+)
