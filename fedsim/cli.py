@@ -40,7 +40,7 @@ def dispatch(arguments: list[str]) -> int:
 
         return data(arguments[1:])
     if arguments[:1] == ["theory"]:
-        from .theory_command import main as theory
+        from .theory import main as theory
 
         return theory(arguments[1:])
     if arguments[:1] == ["suggest"]:

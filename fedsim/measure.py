@@ -152,11 +152,9 @@ class NoiseObserver:
 
     def __init__(self, over: Sequence[str], *, wants_full: bool = False, seed: int = 0) -> None:
         self.wants_full = wants_full
-        kinds = ("mean", "full") if wants_full else ("mean",)
         self.streams = {
-            (kind, name): TailStream(name, centred=kind == "mean", partitions=4, seed=seed)
-            for kind in kinds
-            for name in over
+            kind: {name: TailStream(name, centred=kind == "mean", partitions=4, seed=seed) for name in over}
+            for kind in (("mean", "full") if wants_full else ("mean",))
         }
         self._rows: list[Tensor] = []
 
@@ -167,18 +165,17 @@ class NoiseObserver:
         matrix = self._rows[0] if len(self._rows) == 1 else torch.cat(self._rows)
         self._rows = []
         mean = matrix[matrix.isfinite().all(1)].mean(0, dtype=torch.float64).to(matrix.dtype)
-        self._feed("mean", matrix.sub_(mean))
+        matrix.sub_(mean)
+        for stream in self.streams["mean"].values():
+            stream.round(matrix)
         if full is not None:
-            self._feed("full", matrix.add_(mean - full))
-
-    def _feed(self, kind: str, noise: Tensor) -> None:
-        for (known, _), stream in self.streams.items():
-            if known == kind:
-                stream.round(noise)
+            matrix.add_(mean - full)
+            for stream in self.streams["full"].values():
+                stream.round(matrix)
 
     def index(self, kind: str, over: str) -> dict[str, Any]:
         """A tail index ready for JSON; nan where there were too few samples for one."""
-        stream = self.streams[kind, over]
+        stream = self.streams[kind][over]
         try:
             return asdict(stream.result())
         except InputError:
@@ -186,11 +183,14 @@ class NoiseObserver:
             return empty | {"n": 0, "block": stream.block or 0}
 
     def state_dict(self) -> dict[str, Any]:
-        return {f"{kind}/{over}": stream.state_dict() for (kind, over), stream in self.streams.items()}
+        return {
+            f"{kind}/{over}": s.state_dict() for kind, streams in self.streams.items() for over, s in streams.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for (kind, over), stream in self.streams.items():
-            stream.load_state_dict(state[f"{kind}/{over}"])
+        for name, saved in state.items():
+            kind, _, over = name.partition("/")
+            self.streams[kind][over].load_state_dict(saved)
 
 
 class Noise(Measurement):
@@ -205,7 +205,7 @@ class Noise(Measurement):
         return NoiseObserver(self.over, wants_full=self.wants_full, seed=config.seed)
 
     def result(self, sim: Simulation, records: Records, observer: Any) -> dict[str, Any]:
-        norms = histogram(observer.streams["mean", self.over[0]].norms.numpy(), self.bins)
+        norms = histogram(observer.streams["mean"][self.over[0]].norms.numpy(), self.bins)
         last = records[-1] if records else sim.evaluate()
         found = {"alpha": {name: observer.index("mean", name) for name in self.over}, "norms": norms}
         return found | {key: last[key] for key in ("loss", "accuracy")}

@@ -58,25 +58,18 @@ class TailIndex:
 
 
 def tail_index(
-    samples: Any,
-    over: str = "vectors",
-    block: int | None = None,
-    *,
-    blocks: str | None = None,
-    nulls: bool = True,
-    partitions: int = 8,
-    seed: int = 0,
+    samples: Any, over: str = "vectors", block: int | None = None, *, partitions: int = 8, **options: Any
 ) -> TailIndex:
     """The tail index of n samples: a vector of n scalars or an (n, d) matrix, one sample per row.
 
-    over, block, blocks: what is summed, as TailStream explains. partitions: how many ways of dealing the samples to
-    random blocks are averaged; more is steadier and costs one pass over the data each.
+    over, block and the options are TailStream's. partitions: how many ways of dealing the samples to random blocks are
+    averaged; more is steadier and costs one pass over the data each.
 
     >>> x = np.random.default_rng(0).standard_cauchy(100_000)
     >>> abs(tail_index(x).alpha - 1) < 0.03
     True
     """
-    stream = TailStream(over, block, blocks=blocks, nulls=nulls, partitions=partitions, seed=seed)
+    stream = TailStream(over, block, partitions=partitions, **options)
     stream.round(samples)
     return stream.result()
 
@@ -227,29 +220,18 @@ class TailStream:
                 f"a tail index needs at least 2 blocks of {self.block or 2} samples that are finite and not 0, "
                 f"got {len(self.norms)} samples in {self.rounds} rounds"
             )
-        low, high = gains.interval(found[0], found[1], self.block, self.seed)
-        alphas = [gains.alpha_of(*pair, self.block) for pair in found.sum(1).reshape(-1, 2).tolist()]
-        return TailIndex(
-            alpha=alphas[0],
-            low=low,
-            high=high,
-            gaussian_null=self._gaussian_null() if self.nulls else None,
-            flipped_null=alphas[1] if self.nulls else None,
-            scaled_null=alphas[2] if self.nulls and len(alphas) > 2 else None,
-            hill=hill(self.norms),
-            n=self._rows,
-            block=self.block,
-            blocks=sum(self._shapes.values()),
-            **self._counts,
-        )
-
-    def _gaussian_null(self) -> float:
-        """Of every round's shape, weighted by its blocks."""
-        expected = [
-            blocks * gains.null_gain(self.over, d, self.block, m if self.centred else None)
-            for (m, d), blocks in self._shapes.items()
-        ]
-        return gains.alpha_of(sum(expected), sum(self._shapes.values()), self.block)
+        interval = gains.interval(found[0], found[1], self.block, self.seed)
+        blocks = sum(self._shapes.values())
+        sums = found.sum(1).reshape(-1, 2).tolist()  # of the samples, with signs flipped, scaled
+        if self.nulls:
+            rows = [(n, d, m if self.centred else None) for (m, d), n in self._shapes.items()]
+            null = sum(n * gains.null_gain(self.over, d, self.block, m) for n, d, m in rows)
+            sums = [sums[0], [null, blocks], *sums[1:]]
+        scale = math.log(self.block)
+        alpha, *nulls = (gains.alpha_of(total / count / scale if count else math.nan) for total, count in sums)
+        gaussian, flipped, scaled = (*nulls, None)[:3] if self.nulls else (None, None, None)
+        counts = (self._rows, self.block, blocks)
+        return TailIndex(alpha, *interval, gaussian, flipped, scaled, hill(self.norms), *counts, **self._counts)
 
     def _all_gains(self) -> Tensor:
         return torch.cat([torch.zeros(2 * self._kinds, 0, dtype=torch.float64), *self._gains], dim=1)

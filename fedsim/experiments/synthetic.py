@@ -10,18 +10,8 @@ from ..table import Table
 from .grid import Axis, Experiment, axis
 
 # eta * eta_L / m = 0.1 stands in front of the sum of the clients' gradient sums.
-QUADRATIC = {
-    "problem": "quadratic",
-    "clients": 5,
-    "local_steps": 2,
-    "rounds": 300,
-    "eta_l": 0.1,
-    "eta": 0.1,
-    "delta": "gradient",
-    "reduce": "sum",
-    "dim": 3,
-    "dtype": "float64",
-}
+SUM = {"eta_l": 0.1, "eta": 0.1, "delta": "gradient", "reduce": "sum"}
+QUADRATIC = SUM | {"problem": "quadratic", "dim": 3, "dtype": "float64", "clients": 5, "local_steps": 2, "rounds": 300}
 CAUCHY = QUADRATIC | {"noise": "cauchy", "noise_scale": 2.1}
 STABLE = QUADRATIC | {"noise": "stable", "noise_scale": 1.0}
 CLIPPED: dict[str, dict[str, Any]] = {

@@ -7,35 +7,12 @@ from ..measure import AlphaError, Noise
 from .grid import CLASSES, WORK, Axis, Experiment
 
 # The standard reading of "global rate 1.0": the server takes the mean of the clients' displacements as it is.
-LEARNING = {"eta": 1.0, "delta": "displacement", "reduce": "mean", "workers": 2}
-CIFAR10 = LEARNING | {
-    "problem": "cifar10-cnn",
-    "clients": 100,
-    "partition": "classes",
-    "classes_per_client": 10,
-    "batch": 500,
-    "eta_l": 0.1,
-    "rounds": 4000,
-    "eval_every": 50,
-}
-SHAKESPEARE = LEARNING | {
-    "problem": "shakespeare-lstm",
-    "clients": 143,
-    "partition": "roles",
-    "batch": 10,
-    "eta_l": 0.8,
-    "rounds": 150,
-    "eval_every": 75,
-}
-MNIST = LEARNING | {
-    "problem": "mnist-logistic",
-    "clients": 100,
-    "partition": "classes",
-    "batch": 64,
-    "eta_l": 0.1,
-    "rounds": 150,
-    "eval_every": 50,
-}
+MEAN = {"eta": 1.0, "delta": "displacement", "reduce": "mean", "workers": 2}
+IMAGES = MEAN | {"clients": 100, "partition": "classes", "classes_per_client": 10, "eta_l": 0.1, "eval_every": 50}
+CIFAR10 = IMAGES | {"problem": "cifar10-cnn", "batch": 500, "rounds": 4000}
+MNIST = IMAGES | {"problem": "mnist-logistic", "batch": 64, "rounds": 150}
+ROLES = MEAN | {"clients": 143, "partition": "roles", "eta_l": 0.8, "eval_every": 75}
+SHAKESPEARE = ROLES | {"problem": "shakespeare-lstm", "batch": 10, "rounds": 150}
 CENTRE = "Noise = a client's update minus the mean of the round's updates."
 NULLS = (
     "An alpha means something only next to its nulls (listed in this order): the same estimator on i.i.d. Gaussian "

@@ -65,10 +65,7 @@ STABILITY = Experiment(
 )
 
 SAFE = {"partition": "iid", "clients": 10, "eta_l": 0.05, "local_epochs": 2, "rounds": 30, "eval_every": 3}
-TASKS = {
-    "CIFAR-10, i.i.d.": CIFAR10 | QUICK | SAFE,
-    "MNIST, i.i.d.": SAFE | {"problem": "mnist-logistic", "batch": 64},
-}
+TASKS = {"CIFAR-10, i.i.d.": CIFAR10 | QUICK | SAFE, "MNIST, i.i.d.": SAFE | {"problem": "mnist-logistic", "batch": 64}}
 # About half the median norm on MNIST: nearly all is clipped. The paper's thresholds would clip nothing.
 SMALL = {"FAT-Clipping-PR": {"lam": 0.3}, "FAT-Clipping-PI": {"lam": 0.5}}
 CONTROL = Experiment(

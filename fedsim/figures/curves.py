@@ -7,24 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from ..cells import CellResult, levels_of, select
+from ..cells import levels_of, select
 from ..measure import final_values
 from ..plotting import Axes, Figure, style_of
 from ..theory import exponents
-from .page import count_rounds, legend_below, level_line, panels, plain_log, split
+from .page import Results, count_rounds, legend_below, level_line, panels, plain_log, split
 
 NAMES = {"m": "clients $m$", "K": "local steps $K$", "T": "rounds $T$"}
 _RESAMPLED = 500
 
 
 def curves(
-    results: Sequence[CellResult],
-    *,
-    colour: str,
-    y: str,
-    panel: str | None = None,
-    label: str = "{}",
-    key: str = "loss",
+    results: Results, *, colour: str, y: str, panel: str | None = None, label: str = "{}", key: str = "loss"
 ) -> Figure:
     """One line per level of the axis `colour`, one panel per level of the axis `panel`; losses on a log scale.
 
@@ -38,16 +32,15 @@ def curves(
             if shown:
                 _band(ax, shown, key, label.format(level), style_of(level, number))
         count_rounds(ax)
-    for ax in axes:
-        if key == "loss":
-            plain_log(ax)
+    for ax in axes if key == "loss" else ():
+        plain_log(ax)
     axes[0].set_ylabel(y)
     seeds = sum(len(o.cell.seeds) for o in shown)
     legend_below(figure, axes, f"median and quartiles over {seeds} seeds" if seeds > 1 else "1 seed")
     return figure
 
 
-def histories(results: Sequence[CellResult], keys: Sequence[str]) -> Figure:
+def histories(results: Results, keys: Sequence[str]) -> Figure:
     """One panel per key of the records, against the communication round."""
     figure, [axes] = panels(1, len(keys), size=(3.4, 2.8))
     for number, (ax, key) in enumerate(zip(axes, keys, strict=True)):
@@ -57,7 +50,7 @@ def histories(results: Sequence[CellResult], keys: Sequence[str]) -> Figure:
     return figure
 
 
-def _band(ax: Axes, results: Sequence[CellResult], key: str, label: str, style: dict[str, str]) -> None:
+def _band(ax: Axes, results: Results, key: str, label: str, style: dict[str, str]) -> None:
     rounds, values = series(results, key)
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75), axis=0, method="linear")
     ax.plot(rounds, middle, color=style["color"], linestyle=style["linestyle"], label=label)
@@ -65,7 +58,7 @@ def _band(ax: Axes, results: Sequence[CellResult], key: str, label: str, style: 
         ax.fill_between(rounds, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def series(results: Sequence[CellResult], key: str) -> tuple[np.ndarray, np.ndarray]:
+def series(results: Results, key: str) -> tuple[np.ndarray, np.ndarray]:
     """The evaluated rounds, the start as round 0, and a (seeds, rounds) array; accuracy in per cent.
 
     A loss that is not finite is as large as a float can be.
@@ -97,7 +90,7 @@ def overlay(histories: Mapping[str, Sequence[dict[str, Any]]], keys: Sequence[st
     return figure
 
 
-def sweep(results: Sequence[CellResult], fixed: Sequence[str], swept: Sequence[str]) -> Figure:
+def sweep(results: Results, fixed: Sequence[str], swept: Sequence[str]) -> Figure:
     """Medians over seeds: one line per setting of the fixed axes, or a map for each where two keys are swept.
 
     Of more than two keys the first two are shown, with the best of the others.
@@ -121,10 +114,7 @@ def _lines(maps: dict[Any, np.ndarray], key: str, at: Sequence[str], measure: st
         style = style_of(group[0] if group else key, number)
         ax.plot(range(len(at)), np.where(np.isfinite(values), values, np.nan), **style, label=", ".join(group))
     ax.set_xticks(range(len(at)), at)
-    ax.set_xlabel(key)
-    ax.set_ylabel(f"median {measure} at the end")
-    if measure == "loss":
-        ax.set_yscale("log")
+    ax.set(xlabel=key, ylabel=f"median {measure} at the end", yscale="log" if measure == "loss" else "linear")
     if any(maps):
         ax.legend()
     return figure
@@ -142,10 +132,9 @@ def _maps(maps: dict[Any, np.ndarray], swept: Sequence[str], at: Sequence[Sequen
         for (i, j), value in np.ndenumerate(values):
             ink = "k" if np.isfinite(value) and scale(value) > 0.6 else "w"
             ax.text(j, i, f"{value:.3g}", ha="center", va="center", fontsize=7, color=ink)
-        ax.set_title(", ".join(group))
+        ax.set(title=", ".join(group), xlabel=swept[1])
         ax.set_xticks(range(len(at[1])), at[1])
         ax.set_yticks(range(len(at[0])), at[0])
-        ax.set_xlabel(swept[1])
         ax.grid(visible=False)
     axes[0].set_ylabel(swept[0])
     figure.colorbar(drawn, ax=list(axes), label=f"median {measure} at the end")
@@ -177,21 +166,20 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
 
-def lines(results: Sequence[CellResult], letters: Sequence[str]) -> dict[tuple[str, str, str], Line]:
+def lines(results: Results, letters: Sequence[str]) -> dict[tuple[str, str, str], Line]:
     """A line for every alpha, algorithm and letter with two sizes or more."""
     found = {}
     axes = [levels_of(results, axis) for axis in ("alpha", "algorithm")]
     for alpha, algorithm, letter in itertools.product(*axes, letters):
         shown = select(results, {"alpha": alpha, "algorithm": algorithm})
-        points = [o for o in shown if o.cell.levels["point"].startswith(f"{letter}=")]
-        if len(points) > 1:
-            found[alpha, algorithm, letter] = _line(points, letter)
+        points = [(o.cell.levels["point"].partition("="), o) for o in shown]
+        sizes = {int(size): o for (along, _, size), o in points if along == letter}
+        if len(sizes) > 1:
+            found[alpha, algorithm, letter] = _line(letter, sorted(sizes), [sizes[n] for n in sorted(sizes)])
     return found
 
 
-def _line(points: Sequence[CellResult], letter: str) -> Line:
-    points = sorted(points, key=_size)
-    sizes = [_size(o) for o in points]
+def _line(letter: str, sizes: Sequence[int], points: Results) -> Line:
     squares = [np.array(o.measured["squares"]) for o in points]
     rng = np.random.default_rng(0)
     again = np.stack([np.sqrt(rng.choice(values, (_RESAMPLED, len(values))).mean(1)) for values in squares])
@@ -207,11 +195,7 @@ def _line(points: Sequence[CellResult], letter: str) -> Line:
     )
 
 
-def _size(result: CellResult) -> int:
-    return int(result.cell.levels["point"].partition("=")[2])
-
-
-def slopes(results: Sequence[CellResult], letters: Sequence[str]) -> Figure:
+def slopes(results: Results, letters: Sequence[str]) -> Figure:
     """Slope against alpha, one panel per letter: measured with its interval, theory's exponents as a line."""
     found = lines(results, letters)
     figure, [axes] = panels(1, len(letters), size=(3.2, 3.1), share_y=True)
@@ -226,10 +210,8 @@ def slopes(results: Sequence[CellResult], letters: Sequence[str]) -> Figure:
             ax.errorbar(at, slope, yerr=spread, linestyle="", capsize=2.5, **marks, label=f"{algorithm}: measured")
             theory = [o.theory for o in shown.values()]
             ax.plot(list(shown), theory, **style_of(algorithm) | {"marker": ""}, label=f"{algorithm}: theory")
-        ax.set_xticks([float(a) for a in alphas])
-        ax.set_xlabel(r"tail index $\alpha$ of the noise")
+        ax.set(xticks=[float(a) for a in alphas], xlabel=r"tail index $\alpha$ of the noise")
         ax.set_title(f"slope along {NAMES[letter]}")
     axes[0].set_ylabel("slope of log error")
-    seeds = len(results[0].cell.seeds)
-    legend_below(figure, axes, f"95 % bootstrap intervals over {seeds} seeds")
+    legend_below(figure, axes, f"95 % bootstrap intervals over {len(results[0].cell.seeds)} seeds")
     return figure

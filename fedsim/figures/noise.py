@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cells import CellResult, levels_of
+from ..cells import levels_of
 from ..measure import middle
-from ..plotting import GREY, OTHERS, Axes, Figure, style_of
-from .page import legend_below, level_line, mark_levels, panels, plain_log, points, split
+from ..plotting import GREY, OTHERS, Figure, style_of
+from .page import Results, legend_below, level_line, mark_levels, panels, plain_log, points, split
 
 # Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
@@ -21,7 +21,7 @@ NULLS: dict[str, tuple[str, dict[str, Any]]] = {
 OVER_NORMS = {"gaussian_null": NULLS["gaussian_null"], "hill": ("Hill's estimate", {"marker": "*", "markersize": 6})}
 
 
-def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None = None) -> Figure:
+def histograms(results: Results, *, columns: str, rows: str | None = None) -> Figure:
     """One panel per combination of levels; a row shares its x axis and all share y, so that fatter is seen as wider."""
     from matplotlib.ticker import MaxNLocator
 
@@ -29,7 +29,13 @@ def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None 
     figure, axes = panels(len(down), len(across), size=(2.6, 1.9 if rows else 2.4), share_x="row", share_y=True)
     for line, (row, part) in zip(axes, down, strict=True):
         for ax, (column, shown) in zip(line, split(part, columns, across), strict=True):
-            most = max([_histogram(ax, o.measured["norms"]) for o in shown], default=0.0)
+            found = [o.measured["norms"] for o in shown if o.measured["norms"]["n"]]
+            for norms in found:  # on a logarithmic scale: the tail is what the figure is about
+                counts, edges = np.array(norms["counts"], dtype=float), np.array(norms["edges"])
+                density = np.where(counts > 0, counts / (norms["n"] * np.diff(edges)), np.nan)
+                ax.stairs(density, edges, fill=True, color=OTHERS[2]["color"], alpha=0.8)
+                ax.axvline(norms["median"], color=GREY, linewidth=1, linestyle="--", label="median norm")
+            most = max((float(norms["max"]) for norms in found), default=0.0)
             ax.set_title(f"{columns} = {column}" + (f", {row}" if row else "") + f"; max {most:.3g}", fontsize=8.5)
             ax.xaxis.set_major_locator(MaxNLocator(4))
         line[0].set_ylabel("density")
@@ -41,18 +47,7 @@ def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None 
     return figure
 
 
-def _histogram(ax: Axes, norms: dict[str, Any]) -> float:
-    """The density of the norms, on a logarithmic scale: the tail is what the figure is about; returns the largest."""
-    if not norms["n"]:
-        return 0.0
-    counts, edges = np.array(norms["counts"], dtype=float), np.array(norms["edges"])
-    density = counts / (norms["n"] * np.diff(edges))
-    ax.stairs(np.where(counts > 0, density, np.nan), edges, fill=True, color=OTHERS[2]["color"], alpha=0.8)
-    ax.axvline(norms["median"], color=GREY, linewidth=1, linestyle="--", label="median norm")
-    return float(norms["max"])
-
-
-def tail_indexes(results: Sequence[CellResult], *, x: str, label: str, colour: str | None = None) -> Figure:
+def tail_indexes(results: Results, *, x: str, label: str, colour: str | None = None) -> Figure:
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its nulls."""
     kinds = list(results[0].measured["alpha"])
     at, lines = levels_of(results, x), split(results, colour)
@@ -89,7 +84,7 @@ def _medians(groups: Sequence[Sequence[dict[str, Any]]], key: str) -> np.ndarray
     return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
 
 
-def alpha_errors(results: Sequence[CellResult], *, x: str, colour: str, paper: Mapping[str, Sequence[float]]) -> Figure:
+def alpha_errors(results: Results, *, x: str, colour: str, paper: Mapping[str, Sequence[float]]) -> Figure:
     """The error of alpha in per cent against `x`: ours as lines, one panel per kind of estimate, the paper's first."""
     kinds = list(results[0].measured["alpha"])
     at, lines = levels_of(results, x), split(results, colour)

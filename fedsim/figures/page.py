@@ -11,6 +11,7 @@ from ..cells import CellResult, levels_of, select
 from ..plotting import GREY, Axes, Figure, new_figure
 from ..run.files import write_atomic
 
+Results = Sequence[CellResult]
 # No dates and versions: the same numbers give the same bytes.
 KINDS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200, "metadata": {"Software": None}},
@@ -32,12 +33,10 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def split(
-    results: Sequence[CellResult], axis: str | None, levels: Sequence[str] = ()
-) -> list[tuple[str, list[CellResult]]]:
+def split(results: Results, axis: str | None, levels: Sequence[str] = ()) -> list[tuple[str, Results]]:
     """Every level of an axis with its results; all results under an empty name where there is no axis."""
     if axis is None:
-        return [("", list(results))]
+        return [("", results)]
     return [(level, select(results, {axis: level})) for level in levels or levels_of(results, axis)]
 
 

@@ -9,13 +9,13 @@ from ..cells import CellResult, levels_of, select
 from ..measure import middle
 from ..plotting import GREY, Axes, Figure, style_of
 from .curves import series
-from .page import count_rounds, legend_below, level_line, mark_levels, panels, plain_log, split
+from .page import Results, count_rounds, legend_below, level_line, mark_levels, panels, plain_log, split
 
 GUARDS = {"outcome": "broken updates rejected", "unguarded": "no rejection (the paper)"}
 FAILED = {"never learns": ("#dddddd", ""), "collapses": ("#ffffff", "xxxx")}
 
 
-def failures(results: Sequence[CellResult], *, panel: str, chance: float) -> Figure:
+def failures(results: Results, *, panel: str, chance: float) -> Figure:
     """Test accuracy above, norms of the updates below, on one time axis; one column per level of `panel`."""
     columns = split(results, panel)
     figure, axes = panels(2, len(columns), size=(2.9, 2.1), share_x=True, share_y="row")
@@ -48,7 +48,7 @@ def _run(top: Axes, bottom: Axes, result: CellResult) -> None:
             ax.axvline(collapsed, color="k", linewidth=1, label="collapse")
 
 
-def outcomes(results: Sequence[CellResult], *, x: str, colour: str) -> Figure:
+def outcomes(results: Results, *, x: str, colour: str) -> Figure:
     """Stacked bars of the trials that learn, never learn and collapse, with rejection and without; last accuracies."""
     from matplotlib.patches import Patch
 
@@ -96,7 +96,7 @@ def _stack(ax: Axes, place: np.ndarray, width: float, groups: Sequence[Sequence[
         bottom += counts
 
 
-def stability(results: Sequence[CellResult], *, x: str, y: str, panel: str) -> Figure:
+def stability(results: Results, *, x: str, y: str, panel: str) -> Figure:
     """Maps over local rate and algorithm: the share that learns, with rejection and without, and the last accuracy."""
     rows = {"trials that learn": "outcome", "no rejection: trials that learn": "unguarded"}
     across, at = (sorted(levels_of(results, axis), key=float) for axis in (panel, x))
@@ -115,10 +115,10 @@ def stability(results: Sequence[CellResult], *, x: str, y: str, panel: str) -> F
     return figure
 
 
-def _heat_map(ax: Axes, groups: Sequence[Sequence[Sequence[CellResult]]], key: str | None) -> None:
+def _heat_map(ax: Axes, groups: Sequence[Sequence[Results]], key: str | None) -> None:
     """The share of each group that learns by this key; without a key the median of its last accuracies in per cent."""
 
-    def value_of(group: Sequence[CellResult]) -> float:
+    def value_of(group: Results) -> float:
         if key:
             return float(np.mean([o.measured[key] == "learns" for o in group]))
         return 100 * (middle([o.measured for o in group], "last") or 0)
