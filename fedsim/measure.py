@@ -57,6 +57,27 @@ def final_values(group: Sequence[CellResult]) -> tuple[str, list[float]]:
     return ("loss", _losses(group)) if None in accuracies else ("accuracy", accuracies)
 
 
+def group_by(results: Sequence[CellResult], axes: Sequence[str]) -> dict[tuple[str, ...], list[CellResult]]:
+    """Results by their levels of these axes, all seeds together, in the grid's order."""
+    groups: dict[tuple[str, ...], list[CellResult]] = {}
+    for result in results:
+        groups.setdefault(tuple(result.cell.levels[axis] for axis in axes), []).append(result)
+    return groups
+
+
+def best_settings(
+    results: Sequence[CellResult], fixed: Sequence[str], swept: Sequence[str]
+) -> dict[tuple[str, ...], list[CellResult]]:
+    """For every combination of the fixed axes the results at the best levels of the swept ones, by the median."""
+    best: dict[tuple[str, ...], tuple[float, list[CellResult]]] = {}
+    for levels, group in group_by(results, [*fixed, *swept]).items():
+        key, values = final_values(group)
+        rank = statistics.median(values) * (-1 if key == "accuracy" else 1)
+        if (here := levels[: len(fixed)]) not in best or rank < best[here][0]:
+            best[here] = (rank, group)
+    return {here: group for here, (_, group) in best.items()}
+
+
 def _losses(group: Sequence[CellResult]) -> list[float]:
     return [value if _finite(value) else math.inf for result in group for value in result.measured["loss"]]
 

@@ -17,6 +17,7 @@ NAMES = (
     "mnist-alpha-error",
     "tail-estimators",
     "rates",
+    "baselines",
     "control",
 )
 

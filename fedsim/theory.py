@@ -146,6 +146,31 @@ def output_weights(T: int, mu: float, step: float) -> np.ndarray:
     return weights
 
 
+def clipped_moment_bound(G: float, lam: float, alpha: float) -> float:
+    """G^alpha lam^(2-alpha), at least E||g~||^2 of a clipped g~ = min(1, lam/||g||) g with E||g||^alpha <= G^alpha.
+
+    ||g~|| is at most ||g|| and lam: ||g~||^2 = ||g~||^alpha ||g~||^(2-alpha) <= ||g||^alpha lam^(2-alpha).
+    A standard fact, as the next one; the theorems' own constants are not recorded here.
+    """
+    _need_moment(G, lam, alpha)
+    return float(G**alpha * lam ** (2 - alpha))
+
+
+def clipped_bias_bound(G: float, lam: float, alpha: float) -> float:
+    """G^alpha lam^(1-alpha), at least ||E g~ - E g||.
+
+    g~ differs from g where ||g|| > lam, by less than ||g|| = ||g||^alpha ||g||^(1-alpha) <= ||g||^alpha lam^(1-alpha).
+    """
+    _need_moment(G, lam, alpha)
+    return float(G**alpha * lam ** (1 - alpha))
+
+
+def _need_moment(G: float, lam: float, alpha: float) -> None:
+    _need_positive("G", G)
+    _need_positive("lam", lam)
+    _need(1 < alpha <= 2, f"alpha must be in (1, 2] for the bounds, got {alpha}")
+
+
 def _need(holds: bool, text: str) -> None:
     if not holds:
         raise InputError(text)

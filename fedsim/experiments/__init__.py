@@ -21,12 +21,13 @@ def find(name: str) -> Experiment:
     """The experiment of that name, of a file or of "package.module:EXPERIMENT"; nothing is imported before."""
     name = name if name == OWN else check_experiment(name)
     if name in NAMES or name == OWN or name.startswith(SWEEP):
-        from . import made, synthetic, tails, trials
+        from . import baselines, made, synthetic, tails, trials
 
         if name.startswith(SWEEP):
             _, base, *grid = name.split()
             return made.make_sweep(find(base), grid)
-        known = (*synthetic.EXPERIMENTS, *tails.EXPERIMENTS, *trials.EXPERIMENTS, made.EXPERIMENT)
+        families = (*synthetic.EXPERIMENTS, *tails.EXPERIMENTS, *trials.EXPERIMENTS)
+        known = (*families, baselines.EXPERIMENT, made.EXPERIMENT)
         return next(experiment for experiment in known if experiment.name == name)
     module, _, attribute = (name, "", "EXPERIMENT") if name.endswith(".py") else name.partition(":")
     try:

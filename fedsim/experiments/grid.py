@@ -8,7 +8,7 @@ from typing import Any
 from ..cells import Cell, CellResult
 from ..config import Config
 from ..errors import InputError
-from ..measure import Measurement
+from ..measure import Measurement, group_by
 from ..plotting import Figure
 from ..table import Table
 
@@ -63,7 +63,7 @@ class Experiment:
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
         table: makes the table itself, where one row per combination of levels will not do.
-        derive: settings that follow from the others, cell by cell.
+        derive: settings that follow from the others and from the cell's levels, cell by cell.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Experiment:
     says: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     table: Callable[[list[CellResult]], Table] | None = None
-    derive: Callable[[Config], Mapping[str, Any]] | None = None
+    derive: Callable[[Config, Mapping[str, str]], Mapping[str, Any]] | None = None
 
     def cells(
         self, preset: str, seeds: int | None = None, settings: Sequence[str] = (), only: Sequence[str] = ()
@@ -113,8 +113,8 @@ class Experiment:
         made = {key for axis in self.axes for values in axis.levels.values() for key in values}
         reaching = [s for s in settings if _key(s) in merged or _key(s) not in made]
         base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
-        paper = self._derived(Config.from_dict(dict(self.paper) | merged), ())
-        config = self._derived(Config.from_dict(base).with_settings(reaching), reaching)
+        paper = self._derived(Config.from_dict(dict(self.paper) | merged), named, ())
+        config = self._derived(Config.from_dict(base).with_settings(reaching), named, reaching)
         seeds = tuple(range(config.seed, config.seed + count))
         if config.about.stacks_seeds:
             yield Cell(named, config, seeds, paper)
@@ -123,9 +123,9 @@ class Experiment:
             name = named if count == 1 else named | {"seed": str(seed)}
             yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
 
-    def _derived(self, config: Config, settings: Sequence[str]) -> Config:
-        """The config with the settings that follow from it, except for those the user set."""
-        values = {} if self.derive is None else self.derive(config)
+    def _derived(self, config: Config, named: dict[str, str], settings: Sequence[str]) -> Config:
+        """The config with the settings that follow from it and its levels, except for those the user set."""
+        values = {} if self.derive is None else self.derive(config, named)
         return config.with_values({key: value for key, value in values.items() if key not in map(_key, settings)})
 
     def _wanted(self, only: Sequence[str]) -> dict[str, set[str]]:
@@ -155,12 +155,9 @@ class Experiment:
         if self.table is not None:
             table = self.table(results)
             return Table(table.columns, table.rows, [*table.notes, *notes])
-        groups: dict[tuple[str, ...], list[CellResult]] = {}  # all seeds of a cell together, in the grid's order
-        for result in results:
-            groups.setdefault(tuple(result.cell.levels[axis.name] for axis in self.axes), []).append(result)
-        rows = []
-        for key, group in groups.items():
-            row = dict(zip((axis.name for axis in self.axes), key, strict=True)) | self.measure.row(group)
+        rows, names = [], [axis.name for axis in self.axes]
+        for key, group in group_by(results, names).items():
+            row = dict(zip(names, key, strict=True)) | self.measure.row(group)
             rows.append(row | ({"paper": self.says.get(key, "")} if self.says else {}))
         columns = list(rows[0]) if rows else []
         return Table(columns, [[row[c] for c in columns] for row in rows], notes)

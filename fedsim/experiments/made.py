@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from .. import figures
-from ..cells import CellResult, select
+from ..cells import CellResult
 from ..config import Config
 from ..errors import InputError
-from ..measure import FinalLoss, Measurement, final_values, quartiles
+from ..measure import FinalLoss, Measurement, best_settings, final_values, group_by, quartiles
 from ..problems import OWN
 from ..simulation import Simulation
 from ..table import Table, show
@@ -53,21 +53,20 @@ def _axis(base: Experiment, text: str) -> Axis:
 
 def tabulate(results: Sequence[CellResult], fixed: Sequence[str], swept: Sequence[str]) -> Table:
     """One row per setting, and below them the best of the swept settings for each of the others."""
-    rows: dict[tuple[str, ...], list[Any]] = {}
-    best: dict[tuple[str, ...], tuple[float, str]] = {}
-    for levels in dict.fromkeys(tuple(r.cell.levels[name] for name in (*fixed, *swept)) for r in results):
-        named = dict(zip((*fixed, *swept), levels, strict=True))
-        key, values = final_values(select(results, named))
+    rows, notes = [], []
+    for levels, group in group_by(results, [*fixed, *swept]).items():
+        key, values = final_values(group)
         low, middle, high = quartiles(values)
-        rows[levels] = [*levels, len(values), middle, low, high]
-        where = ", ".join(f"{name}={named[name]}" for name in swept)
-        text = f"{where}: {key} {show(middle)} (quartiles {show(low)} to {show(high)}, {len(values)} seeds)"
-        rank = -middle if key == "accuracy" else middle
-        here = levels[: len(fixed)]
-        if here not in best or rank < best[here][0]:
-            best[here] = (rank, text)
-    notes = [f"Best{''.join(f' {level},' for level in here)} {text}." for here, (_, text) in best.items()]
-    return Table([*fixed, *swept, "seeds", f"median {key}", "25 %", "75 %"], list(rows.values()), notes)
+        rows.append([*levels, len(values), middle, low, high])
+    for here, group in best_settings(results, fixed, swept).items():
+        key, values = final_values(group)
+        low, middle, high = quartiles(values)
+        where = ", ".join(f"{name}={group[0].cell.levels[name]}" for name in swept)
+        notes.append(
+            f"Best{''.join(f' {level},' for level in here)} {where}: {key} {show(middle)} "
+            f"(quartiles {show(low)} to {show(high)}, {len(values)} seeds)."
+        )
+    return Table([*fixed, *swept, "seeds", f"median {key}", "25 %", "75 %"], rows, notes)
 
 
 class Final(Measurement):

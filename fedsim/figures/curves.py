@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..cells import levels_of, select
-from ..measure import final_values
+from ..cells import levels_of
+from ..measure import best_settings, final_values, group_by
 from ..plotting import Axes, Figure, style_of
 from ..theory import exponents
-from .page import Results, count_rounds, legend_below, level_line, panels, plain_log, split
+from .page import Results, count_rounds, legend_below, level_line, mark_levels, panels, plain_log, points, split
 
 NAMES = {"m": "clients $m$", "K": "local steps $K$", "T": "rounds $T$"}
 _RESAMPLED = 500
@@ -99,12 +99,10 @@ def sweep(results: Results, fixed: Sequence[str], swept: Sequence[str]) -> Figur
     measure = final_values(results[:1])[0]
     best = np.fmax if measure == "accuracy" else np.fmin
     maps: dict[tuple[str, ...], np.ndarray] = {}
-    for levels in dict.fromkeys(tuple(r.cell.levels[name] for name in (*fixed, *swept)) for r in results):
-        group = levels[: len(fixed)]
-        table = maps.setdefault(group, np.full([len(known) for known in at], np.nan))
+    for levels, group in group_by(results, [*fixed, *swept]).items():
+        table = maps.setdefault(levels[: len(fixed)], np.full([len(known) for known in at], np.nan))
         place = tuple(known.index(level) for known, level in zip(at, levels[len(fixed) :], strict=False))
-        seeds = final_values(select(results, dict(zip((*fixed, *swept), levels, strict=True))))[1]
-        table[place] = best(table[place], np.median(seeds))
+        table[place] = best(table[place], np.median(final_values(group)[1]))
     return _lines(maps, swept[0], at[0], measure) if len(swept) == 1 else _maps(maps, swept, at, measure)
 
 
@@ -141,19 +139,50 @@ def _maps(maps: dict[Any, np.ndarray], swept: Sequence[str], at: Sequence[Sequen
     return figure
 
 
+def best(results: Results, *, panel: str, x: str, swept: str, top: float = 1000.0) -> Figure:
+    """The end of every seed, one panel per level of `panel`, at each level of `x` one column per level of `swept`.
+
+    The best column is in colour, with its median as a line; losses above `top` are arrows at the edge.
+    """
+    parts, at, columns = split(results, panel), levels_of(results, x), levels_of(results, swept)
+    figure, [axes] = panels(1, len(parts), size=(3.6, 4.0))
+    for ax, (title, part) in zip(axes, parts, strict=True):
+        measure, found = final_values(part[:1])[0], best_settings(part, [x], [swept])
+        factor, edge = (100, 100.0) if measure == "accuracy" else (1, top)
+        for (level, column), group in group_by(part, [x, swept]).items():
+            place = at.index(level) + 0.25 * (columns.index(column) - (len(columns) - 1) / 2)
+            chosen = group == found[level,]
+            style = {"color": style_of(level, 3)["color"] if chosen else "#bbbbbb", "marker": "o", "linestyle": ""}
+            values = factor * np.array(final_values(group)[1])
+            name = None if chosen else "seeds at the other settings"
+            points(ax, np.full(len(values), place), values, edge, **style, markersize=2.5, alpha=0.6, label=name)
+            if chosen:
+                middle = [min(edge, float(np.median(values)))] * 2
+                ax.plot([place - 0.3, place + 0.3], middle, color="k", label="median at the best setting", zorder=3)
+        mark_levels(ax, at, "")
+        ax.tick_params(axis="x", rotation=90)
+        ax.set(title=title, ylabel="last test accuracy (%)" if measure == "accuracy" else "last loss $f(x_T) - f^*$")
+        if measure == "loss":
+            plain_log(ax)
+        else:
+            level_line(ax, 10, "chance")
+    legend_below(figure, axes)
+    return figure
+
+
 @dataclass(frozen=True)
 class Line:
     """The errors of one algorithm along one letter: their slope with its 95 % interval over seeds, and theory's.
 
-    least: the slope of the least error over rounds, which is what the theorems bound. clipped: the share of norms that
-    were clipped, over all sizes.
+    least: the slope of the least error over rounds, which is what the non-convex theorems bound. clipped: the share of
+    norms that were clipped, over all sizes.
     """
 
     slope: float
     low: float
     high: float
     theory: float
-    least: float
+    least: float | None
     clipped: float
 
 
@@ -166,44 +195,47 @@ def slope(sizes: Sequence[int], errors: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
 
 
-def lines(results: Results, letters: Sequence[str]) -> dict[tuple[str, str, str], Line]:
-    """A line for every alpha, algorithm and letter with two sizes or more."""
+def lines(results: Results, letters: Sequence[str]) -> dict[tuple[str, ...], Line]:
+    """A line for every case, alpha, algorithm and letter with two sizes or more."""
     found = {}
-    axes = [levels_of(results, axis) for axis in ("alpha", "algorithm")]
-    for alpha, algorithm, letter in itertools.product(*axes, letters):
-        shown = select(results, {"alpha": alpha, "algorithm": algorithm})
-        points = [(o.cell.levels["point"].partition("="), o) for o in shown]
-        sizes = {int(size): o for (along, _, size), o in points if along == letter}
-        if len(sizes) > 1:
-            found[alpha, algorithm, letter] = _line(letter, sorted(sizes), [sizes[n] for n in sorted(sizes)])
+    for key, group in group_by(results, ["case", "alpha", "algorithm"]).items():
+        for letter in letters:
+            points = [(o.cell.levels["point"].partition("="), o) for o in group]
+            sizes = {int(size): o for (along, _, size), o in points if along == letter}
+            if len(sizes) > 1:
+                found[(*key, letter)] = _line(letter, sorted(sizes), [sizes[n] for n in sorted(sizes)])
     return found
 
 
 def _line(letter: str, sizes: Sequence[int], points: Results) -> Line:
-    squares = [np.array(o.measured["squares"]) for o in points]
+    convex = points[0].cell.levels["case"] != "non-convex"
+    power = 1.0 if convex else 0.5  # the error is f(x) - f*, or the root of a square
+    values = [np.array(o.measured["weighted" if convex else "squares"]) for o in points]
     rng = np.random.default_rng(0)
-    again = np.stack([np.sqrt(rng.choice(values, (_RESAMPLED, len(values))).mean(1)) for values in squares])
-    low, high = np.quantile(np.polyfit(np.log(sizes), np.log(again), 1)[0], (0.025, 0.975))
+    again = np.stack([rng.choice(seeds, (_RESAMPLED, len(seeds))).mean(1) for seeds in values])
+    low, high = np.quantile(power * np.polyfit(np.log(sizes), np.log(again), 1)[0], (0.025, 0.975))
     config = points[0].cell.config
     return Line(
-        slope=slope(sizes, [float(np.sqrt(values.mean())) for values in squares]),
+        slope=power * slope(sizes, [float(seeds.mean()) for seeds in values]),
         low=float(low),
         high=float(high),
-        theory=exponents(config.algorithm, config.noise_alpha)[letter],
-        least=slope(sizes, [o.measured["least"] for o in points]),
+        theory=exponents(config.algorithm, config.noise_alpha, convex)[letter],
+        least=None if convex else slope(sizes, [o.measured["least"] for o in points]),
         clipped=float(np.mean([o.measured["clipped"] for o in points])),
     )
 
 
 def slopes(results: Results, letters: Sequence[str]) -> Figure:
-    """Slope against alpha, one panel per letter: measured with its interval, theory's exponents as a line."""
-    found = lines(results, letters)
-    figure, [axes] = panels(1, len(letters), size=(3.2, 3.1), share_y=True)
+    """Slope against alpha, a row per case and a panel per letter: measured with its interval, theory's as a line."""
+    found, cases = lines(results, letters), levels_of(results, "case")
+    figure, axes = panels(len(cases), len(letters), size=(3.2, 3.1), share_y="row")
     alphas = levels_of(results, "alpha")
-    for ax, letter in zip(axes, letters, strict=True):
+    for (case, row), (column, letter) in itertools.product(zip(cases, axes, strict=True), enumerate(letters)):
+        ax = row[column]
         level_line(ax, 0, "no effect")
         for number, algorithm in enumerate(levels_of(results, "algorithm")):
-            shown = {float(a): found[a, algorithm, letter] for a in alphas if (a, algorithm, letter) in found}
+            keys = {float(a): (case, a, algorithm, letter) for a in alphas}
+            shown = {alpha: found[key] for alpha, key in keys.items() if key in found}
             slope, low, high = np.array([[o.slope, o.low, o.high] for o in shown.values()]).T.reshape(3, -1)
             marks: dict[str, Any] = {key: value for key, value in style_of(algorithm).items() if key != "linestyle"}
             at, spread = np.array(list(shown)) + 0.012 * (2 * number - 1), np.abs([slope - low, high - slope])
@@ -212,6 +244,6 @@ def slopes(results: Results, letters: Sequence[str]) -> Figure:
             ax.plot(list(shown), theory, **style_of(algorithm) | {"marker": ""}, label=f"{algorithm}: theory")
         ax.set(xticks=[float(a) for a in alphas], xlabel=r"tail index $\alpha$ of the noise")
         ax.set_title(f"slope along {NAMES[letter]}")
-    axes[0].set_ylabel("slope of log error")
-    legend_below(figure, axes, f"95 % bootstrap intervals over {len(results[0].cell.seeds)} seeds")
+        row[0].set_ylabel((f"{case}:\n" if len(cases) > 1 else "") + "slope of log error")
+    legend_below(figure, axes[0], f"95 % bootstrap intervals over {len(results[0].cell.seeds)} seeds")
     return figure
