@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config import Config
-from fedsim.experiments.cifar10_failure import FEW, QUICK
-from fedsim.experiments.synthetic_cauchy import QUADRATIC
-from fedsim.measure.base import judge_trial
+from fedsim.experiments.synthetic import QUADRATIC
+from fedsim.experiments.trials import FEW, QUICK
+from fedsim.measure import judge_trial
 from fedsim.plotting import COLOURS, new_figure, styled
 from fedsim.simulation import Simulation
 

@@ -11,7 +11,7 @@ from typing import Any
 from .arguments import Parser, check_experiment
 from .errors import ClientError, InputError, RunError, StoppedError
 
-PARSE_ALONE = {"data": ".data.cli", "theory": ".theory_command", "suggest": ".suggest"}
+PARSE_ALONE = {"data": ".data.cli", "theory": ".theory", "suggest": ".suggest"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and most commands draw nothing
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:
+    Axes = Figure = Any
 
 # Okabe and Ito's colours, distinct for every kind of colour vision; dashes and markers are distinct in grey.
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -50,12 +53,12 @@ def styled(**changes: Any) -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches; no pyplot, so nothing global is touched and no window opens."""
+    from matplotlib import figure as drawing
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = drawing.Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

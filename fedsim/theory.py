@@ -1,30 +1,33 @@
-"""Rates and parameter choices of the FAT-Clipping theorems (Yang, Qiu and Liu, NeurIPS 2022).
+"""Rates and parameter choices of the FAT-Clipping theorems (Yang, Qiu and Liu, NeurIPS 2022), and `fedsim theory`.
 
 f is L-smooth and, in the convex case, mu-strongly convex; gradients have a bounded moment of order alpha in (1, 2];
 m clients, K local steps, T rounds. The error is f(x) - f* for strongly convex f (up to logarithms) and ||grad f(x)||
 otherwise (the theorems bound its square, whose exponents are twice these). Constants are left out throughout.
 """
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
+from .arguments import Parser
 from .errors import InputError
+from .table import Table
 
 ALGORITHMS = ("fatclip-pi", "fatclip-pr", "gclip", "fedavg", "sgd", "lower-bound")
 TUNED = ("fatclip-pi", "fatclip-pr", "gclip")  # those the theorems choose parameters for
-
-_UNCLIPPED = ("fedavg", "sgd")
 _CENTRALISED = ("gclip", "sgd")  # one machine that takes all R = K*T steps: m plays no part
-_MOST = 10**15
 
 
 def guaranteed(algorithm: str, alpha: float) -> bool:
     """Whether a rate is known: without clipping there is none where the variance is infinite, and runs can diverge."""
-    _check(algorithm, alpha)
-    return alpha == 2 or algorithm not in _UNCLIPPED
+    _need(algorithm in ALGORITHMS, f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    _need(1 < alpha <= 2, f"alpha must be in (1, 2] for the theorems, got {alpha}")
+    return alpha == 2 or algorithm not in ("fedavg", "sgd")
 
 
 def exponents(algorithm: str, alpha: float, convex: bool = False) -> dict[str, float]:
@@ -35,8 +38,8 @@ def exponents(algorithm: str, alpha: float, convex: bool = False) -> dict[str, f
     >>> exponents("fatclip-pi", 1.5)
     {'m': -0.2, 'K': -0.2, 'T': -0.2}
     """
-    if not guaranteed(algorithm, alpha):
-        raise InputError(f"{algorithm} has no rate at alpha = {alpha}: without clipping it can diverge below 2")
+    known = guaranteed(algorithm, alpha)
+    _need(known, f"{algorithm} has no rate at alpha = {alpha}: without clipping it can diverge below 2")
     rate = (2 - 2 * alpha) / alpha if convex else (1 - alpha) / (3 * alpha - 2)
     k = rate
     if algorithm == "fatclip-pr" and alpha < 2:
@@ -47,7 +50,7 @@ def exponents(algorithm: str, alpha: float, convex: bool = False) -> dict[str, f
 def rate(algorithm: str, alpha: float, m: int, K: int, T: int, convex: bool = False) -> float:
     """The error's order m^a K^b T^c, without its constant and logarithms."""
     powers = exponents(algorithm, alpha, convex)
-    _check_sizes(m, K, T)
+    _need_sizes(m, K, T)
     return float(m ** powers["m"] * K ** powers["K"] * T ** powers["T"])
 
 
@@ -71,8 +74,8 @@ class Parameters:
 
     def eta(self, eta_l: float) -> float:
         """The server rate that goes with a client rate."""
-        if not 0 < eta_l <= self.eta_l_max:
-            raise InputError(f"eta_l must be in (0, {self.eta_l_max:.6g}] for this choice, got {eta_l}")
+        within = 0 < eta_l <= self.eta_l_max
+        _need(within, f"eta_l must be in (0, {self.eta_l_max:.6g}] for this choice, got {eta_l}")
         return self.eta_eta_l / eta_l
 
     def step(self, L: float = 1.0) -> float:
@@ -80,15 +83,13 @@ class Parameters:
 
         The theorem on PI, non-convex, states it; it is held against every choice here.
         """
-        _positive("L", L)
+        _need_positive("L", L)
         return self.eta_eta_l * self.K * L
 
     def check(self, L: float = 1.0) -> None:
         """Refuse a choice that is too long a step for smoothness L."""
-        if not self.step(L) <= 1:
-            raise InputError(
-                f"{self.algorithm} needs eta*eta_L*K*L <= 1, got {self.step(L):.6g} at L = {L}; take more rounds"
-            )
+        text = f"{self.algorithm} needs eta*eta_L*K*L <= 1, got {self.step(L):.6g} at L = {L}; take more rounds"
+        _need(self.step(L) <= 1, text)
 
 
 def parameters(
@@ -102,38 +103,29 @@ def parameters(
     >>> p.lam, p.eta_eta_l, p.eta_l_max
     (2.0, 0.25, 0.5)
     """
-    _check(algorithm, alpha)
-    _check_sizes(m, K, T)
-    if algorithm not in TUNED:
-        raise InputError(f"no parameters are chosen for {algorithm}; the theorems do so for {', '.join(TUNED)}")
-    _positive("mu", mu)
-    if not 1 <= c < math.inf:
-        raise InputError(f"c must be a finite number of at least 1, got {c}")
-    sizes = (1, 1, K * T) if algorithm == "gclip" else (m, K, T)
-    choice = _strongly_convex(algorithm, alpha, *sizes, 2 * c / mu) if convex else _non_convex(algorithm, alpha, *sizes)
-    return Parameters(algorithm, float(alpha), convex, *sizes, *choice)
-
-
-def _non_convex(algorithm: str, a: float, m: int, K: int, T: int) -> tuple[float, float, float]:
-    n = 3 * a - 2
-    if algorithm == "fatclip-pr":
-        return (
-            (m * K**4 * T) ** (1 / n),
-            m ** ((2 * a - 2) / n) * K ** ((-a - 2) / n) * T ** (-a / n),
-            (m * T) ** ((1 - a) / n) * K ** ((4 - 4 * a) / n),
-        )
-    return (m * K * T) ** (1 / n), m ** ((2 * a - 2) / n) * (K * T) ** (-a / n), (m * K * T) ** (-a / (2 * n))
-
-
-def _strongly_convex(
-    algorithm: str, a: float, m: int, K: int, T: int, two_c_mu: float
-) -> tuple[float | None, float, float]:
-    if T < 2:
-        raise InputError(f"the strongly convex choice has the factor ln(T): rounds must be at least 2, got {T}")
-    eta_eta_l = two_c_mu * math.log(T) / (m * K * T) / K
-    if algorithm == "fatclip-pr":
-        return None, eta_eta_l, (m * K * T) ** ((1 - a) / a)
-    return (m * K * T) ** (1 / a), eta_eta_l, (m * T) ** -0.5 * K**-1.5
+    guaranteed(algorithm, alpha)
+    _need_sizes(m, K, T)
+    _need(algorithm in TUNED, f"no parameters are chosen for {algorithm}; the theorems do so for {', '.join(TUNED)}")
+    _need_positive("mu", mu)
+    _need(1 <= c < math.inf, f"c must be a finite number of at least 1, got {c}")
+    if algorithm == "gclip":
+        m, K, T = 1, 1, K * T
+    a, n, per_round = alpha, 3 * alpha - 2, algorithm == "fatclip-pr"
+    lam: float | None
+    if convex:
+        _need(T >= 2, f"the strongly convex choice has the factor ln(T): rounds must be at least 2, got {T}")
+        lam = None if per_round else (m * K * T) ** (1 / a)
+        eta_eta_l = 2 * c / mu * math.log(T) / (m * K * T) / K
+        eta_l_max = (m * K * T) ** ((1 - a) / a) if per_round else (m * T) ** -0.5 * K**-1.5
+    elif per_round:
+        lam = (m * K**4 * T) ** (1 / n)
+        eta_eta_l = m ** ((2 * a - 2) / n) * K ** ((-a - 2) / n) * T ** (-a / n)
+        eta_l_max = (m * T) ** ((1 - a) / n) * K ** ((4 - 4 * a) / n)
+    else:
+        lam = (m * K * T) ** (1 / n)
+        eta_eta_l = m ** ((2 * a - 2) / n) * (K * T) ** (-a / n)
+        eta_l_max = (m * K * T) ** (-a / (2 * n))
+    return Parameters(algorithm, float(alpha), convex, m, K, T, lam, eta_eta_l, eta_l_max)
 
 
 def output_weights(T: int, mu: float, step: float) -> np.ndarray:
@@ -144,30 +136,112 @@ def output_weights(T: int, mu: float, step: float) -> np.ndarray:
     >>> output_weights(3, mu=1.0, step=1.0) * 7  # 1 : 2 : 4
     array([1., 2., 4.])
     """
-    _check_sizes(1, 1, T)
-    _positive("mu", mu)
-    _positive("step", step)
-    if not mu * step < 2:
-        raise InputError(f"mu*eta*eta_L*K must be below 2 for the weights, got {mu * step:.6g}")
+    _need_sizes(1, 1, T)
+    _need_positive("mu", mu)
+    _need_positive("step", step)
+    _need(mu * step < 2, f"mu*eta*eta_L*K must be below 2 for the weights, got {mu * step:.6g}")
     # Relative to the last weight, the largest: for many rounds the weights themselves are beyond float64.
     w = np.exp(math.log1p(-mu * step / 2) * np.arange(T - 1, -1, -1))
     weights: np.ndarray = w / w.sum()
     return weights
 
 
-def _check(algorithm: str, alpha: float) -> None:
-    if algorithm not in ALGORITHMS:
-        raise InputError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
-    if not 1 < alpha <= 2:
-        raise InputError(f"alpha must be in (1, 2] for the theorems, got {alpha}")
+def clipped_moment_bound(G: float, lam: float, alpha: float) -> float:
+    """G^alpha lam^(2-alpha), at least E||g~||^2 of a clipped g~ = min(1, lam/||g||) g with E||g||^alpha <= G^alpha.
+
+    ||g~|| is at most ||g|| and lam: ||g~||^2 = ||g~||^alpha ||g~||^(2-alpha) <= ||g||^alpha lam^(2-alpha).
+    A standard fact, as the next one; the theorems' own constants are not recorded here.
+    """
+    _need_moment(G, lam, alpha)
+    return float(G**alpha * lam ** (2 - alpha))
 
 
-def _check_sizes(m: int, K: int, T: int) -> None:
+def clipped_bias_bound(G: float, lam: float, alpha: float) -> float:
+    """G^alpha lam^(1-alpha), at least ||E g~ - E g||.
+
+    g~ differs from g where ||g|| > lam, by less than ||g|| = ||g||^alpha ||g||^(1-alpha) <= ||g||^alpha lam^(1-alpha).
+    """
+    _need_moment(G, lam, alpha)
+    return float(G**alpha * lam ** (1 - alpha))
+
+
+def _need_moment(G: float, lam: float, alpha: float) -> None:
+    _need_positive("G", G)
+    _need_positive("lam", lam)
+    _need(1 < alpha <= 2, f"alpha must be in (1, 2] for the bounds, got {alpha}")
+
+
+def _need(holds: bool, text: str) -> None:
+    if not holds:
+        raise InputError(text)
+
+
+def _need_positive(name: str, value: float) -> None:
+    _need(0 < value < math.inf, f"{name} must be a finite number > 0, got {value}")
+
+
+def _need_sizes(m: int, K: int, T: int) -> None:
     for name, value in (("clients", m), ("local steps", K), ("rounds", T)):
-        if not (isinstance(value, Integral) and 1 <= value <= _MOST):
-            raise InputError(f"{name} must be an integer from 1 to 10^15, got {value}")
+        known = isinstance(value, Integral) and 1 <= value <= 10**15
+        _need(known, f"{name} must be an integer from 1 to 10^15, got {value}")
 
 
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise InputError(f"{name} must be a finite number > 0, got {value}")
+def summarize(
+    alpha: float, m: int, K: int, T: int, *, mu: float = 1.0, c: float = 1.0, L: float = 1.0
+) -> dict[str, Any]:
+    """All rates and choices for one problem, as plain values: null stands for none."""
+    rates, choices = [], []
+    for algorithm in ALGORITHMS:
+        for convex in (True, False):
+            known = guaranteed(algorithm, alpha)
+            powers = exponents(algorithm, alpha, convex) if known else dict.fromkeys("mKT")
+            value = rate(algorithm, alpha, m, K, T, convex) if known else None
+            rates.append({"algorithm": algorithm, "convex": convex, **powers, "rate": value})
+            if algorithm in TUNED:
+                choice = parameters(algorithm, alpha, m, K, T, convex, mu=mu, c=c)
+                choices.append({**asdict(choice), "step": choice.step(L), "holds": choice.step(L) <= 1})
+    given = {"alpha": alpha, "clients": m, "local_steps": K, "rounds": T, "mu": mu, "c": c, "smoothness": L}
+    return {**given, "rates": rates, "parameters": choices}
+
+
+def format_summary(given: dict[str, Any]) -> str:
+    """A summary for the terminal."""
+    kind, finite = {True: "strongly convex", False: "non-convex"}, given["alpha"] == 2
+    rates = Table(
+        ["algorithm", "f", "m", "K", "T", "rate"],
+        [[r["algorithm"], kind[r["convex"]], *(r[key] for key in ("m", "K", "T", "rate"))] for r in given["rates"]],
+        ["f(x) - f* for strongly convex f (up to logarithms), ||grad f(x)|| for non-convex f."]
+        + ([] if finite else ["- : no guarantee; without clipping a run can diverge."]),
+    )
+    values = ("lam", "eta_eta_l", "eta_l_max", "step")
+    fits = {True: "yes", False: "no: more rounds needed"}
+    choices = Table(
+        ["algorithm", "f", "lam", "eta*eta_L", "eta_L at most", "eta*eta_L*K*L", "<= 1"],
+        [
+            [p["algorithm"], kind[p["convex"]], *(p[key] for key in values), fits[p["holds"]]]
+            for p in given["parameters"]
+        ],
+        ["lam - : the theorem states none. gclip: one machine, R = K*T steps."],
+    )
+    return (
+        "alpha = {alpha:g} ({v} variance), m = {clients} clients, K = {local_steps} local steps, T = {rounds} rounds\n"
+        "\nError, of the order m^a K^b T^c (a, b and c below m, K and T):\n{r}\n\n"
+        "Parameters (mu = {mu:g}, c = {c:g}, L = {smoothness:g}):\n{p}"
+    ).format(v="finite" if finite else "infinite", r=rates.text(), p=choices.text(), **given)
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m fedsim theory`: all rates and parameter choices for one problem, as text or as JSON."""
+    parser = Parser(prog="fedsim theory", description="Rates and parameter choices of the FAT-Clipping theorems.")
+    parser.add_argument("--alpha", type=float, required=True, help="tail index of the noise, in (1, 2]")
+    for name, letter in (("--clients", "M"), ("--local-steps", "K"), ("--rounds", "T")):
+        parser.add_argument(name, type=int, required=True, metavar=letter)
+    parser.add_argument("--mu", type=float, default=1.0, help="strong convexity (default: 1)")
+    parser.add_argument("--c", type=float, default=1.0, help="constant of the strongly convex step (default: 1)")
+    parser.add_argument("--smoothness", type=float, default=1.0, metavar="L", help="default: 1")
+    parser.add_argument("--json", action="store_true", help="print the values as JSON")
+    args = parser.parse_args(argv)
+    sizes = (args.clients, args.local_steps, args.rounds)
+    given = summarize(args.alpha, *sizes, mu=args.mu, c=args.c, L=args.smoothness)
+    print(json.dumps(given, indent=2, allow_nan=False) if args.json else format_summary(given))
+    return 0

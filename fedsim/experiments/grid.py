@@ -3,17 +3,20 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..cells import Cell, CellResult
 from ..config import Config
 from ..errors import InputError
-from ..measure import Measurement
+from ..measure import Measurement, group_by
+from ..plotting import Figure
 from ..table import Table
-from .captions import describe_batches, describe_changes, describe_reading
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+# Settings in which a resumed run may differ from its start: how fast a result comes (never what it is, as is tested for
+# every engine), and how a client's error is treated, which a run that can be resumed has not met or was stopped by.
+FREE = ("workers", "cohort", "on_client_error")
+# Settings in which a run may differ from the paper's without being a smaller one.
+PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "eval_every")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Experiment:
         says: the paper's own result by level names, shown as the table's last column.
         notes: sentences that belong below the table and the figure.
         table: makes the table itself, where one row per combination of levels will not do.
-        derive: settings that follow from the others, cell by cell.
+        derive: settings that follow from the others and from the cell's levels, cell by cell.
         minutes: about how long the default preset takes with one seed on two cores.
     """
 
@@ -70,15 +73,15 @@ class Experiment:
     paper: Mapping[str, Any]
     axes: tuple[Axis, ...]
     measure: Measurement
-    figure: Callable[[list[CellResult]], "Figure"]
-    more: Mapping[str, Callable[[list[CellResult]], "Figure"]] = field(default_factory=dict)
+    figure: Callable[[list[CellResult]], Figure]
+    more: Mapping[str, Callable[[list[CellResult]], Figure]] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     seeds: Mapping[str, int] = field(default_factory=lambda: {"quick": 1, "paper": 1})
     default: str = "quick"
     says: Mapping[tuple[str, ...], str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     table: Callable[[list[CellResult]], Table] | None = None
-    derive: Callable[[Config], Mapping[str, Any]] | None = None
+    derive: Callable[[Config, Mapping[str, str]], Mapping[str, Any]] | None = None
     minutes: float | None = None
 
     def cells(
@@ -91,59 +94,44 @@ class Experiment:
         count = self.seeds[preset] if seeds is None else seeds
         if count < 1:
             raise InputError(f"--seeds must be at least 1, got {count}")
-        self._check_settings(settings)
+        for setting, axis in itertools.product(settings, self.axes):
+            if (key := _key(setting)) in axis.keys:
+                name = next(iter(axis.levels))
+                raise InputError(f'{key} is an axis of {self.name}: pick its levels by --only "{axis.name}={name}"')
         cells: list[Cell] = []
         for levels in itertools.product(*(axis.levels.items() for axis in self.axes)):
             named = {axis.name: level for axis, (level, _) in zip(self.axes, levels, strict=True)}
-            cells.extend(self._seeded(named, [values for _, values in levels], preset, count, settings))
-        return sorted((cell for cell in cells if self._chosen(cell, only)), key=lambda cell: cell.seeds)
+            merged = {key: value for _, values in levels for key, value in values.items()}
+            cells.extend(self._seeded(named, merged, preset, count, settings))
+        wanted = self._wanted(only)
+        chosen = (c for c in cells if all(c.levels[name] in levels for name, levels in wanted.items()))
+        return sorted(chosen, key=lambda cell: cell.seeds)
 
     def _seeded(
-        self,
-        named: Mapping[str, str],
-        levels: list[Mapping[str, Any]],
-        preset: str,
-        count: int,
-        settings: Sequence[str],
+        self, named: dict[str, str], merged: dict[str, Any], preset: str, count: int, settings: Sequence[str]
     ) -> Iterator[Cell]:
-        merged: dict[str, Any] = {}
-        for values in levels:
-            merged |= values
-        paper = self._derived(Config.from_dict(dict(self.paper) | merged), ())
+        """The cells of one combination of levels, which stand for the settings `merged`."""
+        # what only some levels of an axis set (such as lam) is for those alone
+        made = {key for axis in self.axes for values in axis.levels.values() for key in values}
+        reaching = [s for s in settings if _key(s) in merged or _key(s) not in made]
         base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
-        reaching = [s for s in settings if self._reaches(s, merged)]
-        config = self._derived(Config.from_dict(base).with_settings(reaching), reaching)
+        paper = self._derived(Config.from_dict(dict(self.paper) | merged), named, ())
+        config = self._derived(Config.from_dict(base).with_settings(reaching), named, reaching)
         seeds = tuple(range(config.seed, config.seed + count))
         if config.about.stacks_seeds:
             yield Cell(named, config, seeds, paper)
             return
         for seed in seeds:
-            name = dict(named) if count == 1 else dict(named) | {"seed": str(seed)}
+            name = named if count == 1 else named | {"seed": str(seed)}
             yield Cell(name, config.with_settings([f"seed={seed}"]), (seed,), paper)
 
-    def _derived(self, config: Config, settings: Sequence[str]) -> Config:
-        """The config with the settings that follow from it, except for those the user set."""
-        if self.derive is None:
-            return config
-        made = {_key(setting) for setting in settings}
-        return config.with_values({key: value for key, value in self.derive(config).items() if key not in made})
+    def _derived(self, config: Config, named: dict[str, str], settings: Sequence[str]) -> Config:
+        """The config with the settings that follow from it and its levels, except for those the user set."""
+        values = {} if self.derive is None else self.derive(config, named)
+        return config.with_values({key: value for key, value in values.items() if key not in map(_key, settings)})
 
-    def _reaches(self, setting: str, merged: Mapping[str, Any]) -> bool:
-        """Whether a setting is for this cell: what only some levels of an axis set (such as lam) is for those."""
-        key = _key(setting)
-        made = any(key in values for axis in self.axes for values in axis.levels.values())
-        return key in merged or not made
-
-    def _check_settings(self, settings: Sequence[str]) -> None:
-        for setting in settings:
-            key = _key(setting)
-            for axis in self.axes:
-                if key in axis.keys:
-                    name = next(iter(axis.levels))
-                    raise InputError(f'{key} is an axis of {self.name}: pick its levels by --only "{axis.name}={name}"')
-
-    def _chosen(self, cell: Cell, only: Sequence[str]) -> bool:
-        """Whether every axis named by --only has one of the levels named for it."""
+    def _wanted(self, only: Sequence[str]) -> dict[str, set[str]]:
+        """The levels that --only names, by axis."""
         wanted: dict[str, set[str]] = {}
         for text in only:
             name, _, level = (part.strip() for part in text.partition("="))
@@ -155,15 +143,7 @@ class Experiment:
             if not found:
                 raise InputError(f"--only {text!r}: {name} has the levels {', '.join(axis.levels)}")
             wanted.setdefault(name, set()).update(found)
-        return all(cell.levels[name] in levels for name, levels in wanted.items())
-
-    def grouped(self, results: list[CellResult]) -> dict[tuple[str, ...], list[CellResult]]:
-        """Results by their levels, all seeds of a cell together, in the grid's order."""
-        groups: dict[tuple[str, ...], list[CellResult]] = {}
-        for result in results:
-            key = tuple(result.cell.levels[axis.name] for axis in self.axes)
-            groups.setdefault(key, []).append(result)
-        return groups
+        return wanted
 
     def captions(self, results: list[CellResult]) -> list[str]:
         """What belongs below the table and the figure: the notes, the reading, and what differs from the paper."""
@@ -177,9 +157,9 @@ class Experiment:
         if self.table is not None:
             table = self.table(results)
             return Table(table.columns, table.rows, [*table.notes, *notes])
-        rows = []
-        for key, group in self.grouped(results).items():
-            row = dict(zip((axis.name for axis in self.axes), key, strict=True)) | self.measure.row(group)
+        rows, names = [], [axis.name for axis in self.axes]
+        for key, group in group_by(results, names).items():
+            row = dict(zip(names, key, strict=True)) | self.measure.row(group)
             rows.append(row | ({"paper": self.says.get(key, "")} if self.says else {}))
         columns = list(rows[0]) if rows else []
         return Table(columns, [[row[c] for c in columns] for row in rows], notes)
@@ -187,3 +167,36 @@ class Experiment:
 
 def _key(setting: str) -> str:
     return setting.partition("=")[0].strip()
+
+
+def describe_reading(cells: Sequence[Cell]) -> str:
+    """Which reading of the paper's update the cells use: what Delta is, and what stands in front of it."""
+    names = {"gradient": "sum of the local gradients", "displacement": "displacement x_t - x"}
+    texts = []
+    for delta, reduce in sorted({(c.config.delta, c.config.reduce) for c in cells}):
+        factors = sorted({c.config.eta for c in cells if (c.config.delta, c.config.reduce) == (delta, reduce)})
+        factor = f"{factors[0]:g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
+        texts.append(
+            f'Delta = {names[delta]} (delta="{delta}"), server factor {factor} on the {reduce} (reduce="{reduce}")'
+        )
+    return "Reading: " + "; ".join(texts) + "."
+
+
+def describe_changes(cells: Sequence[Cell]) -> list[str]:
+    """What differs from the paper's setting, key by key; empty where nothing does."""
+    changed: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        ours, paper = cell.config.to_dict(), cell.paper.to_dict()
+        for key in ours:
+            if key not in PLUMBING and ours[key] != paper[key]:
+                here, there = ("all" if value is None else value for value in (ours[key], paper[key]))
+                changed.setdefault(key, {})[f"{key} {here} (paper {there})"] = None
+    texts = [text for group in changed.values() for text in group]
+    return ["Changed from the paper: " + ", ".join(texts) + "."] if texts else []
+
+
+def describe_batches(cells: Sequence[Cell]) -> list[str]:
+    """Says so where a batch is all that a client has."""
+    whole = {(c.config.batch, c.config.samples_per_client) for c in cells if not c.config.about.stacks_seeds}
+    texts = [f"batch {b} with {n} samples per client" for b, n in sorted(whole, key=str) if n is not None and b >= n]
+    return [f"Local steps are full-batch: {', '.join(texts)}."] if texts else []

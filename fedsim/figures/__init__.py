@@ -7,28 +7,12 @@ from ..cells import CellResult
 from ..experiments.grid import Experiment
 from ..plotting import styled
 from . import page
-from .curves import curves, histories
+from .curves import best, curves, histories, lines, overlay, slope, slopes, sweep
 from .noise import alpha_errors, histograms, tail_indexes
-from .rates import lines, slope, slopes
-from .sweeps import overlay, sweep
 from .trials import failures, outcomes, stability
 
-__all__ = [
-    "alpha_errors",
-    "curves",
-    "failures",
-    "histograms",
-    "histories",
-    "lines",
-    "outcomes",
-    "overlay",
-    "save",
-    "slope",
-    "slopes",
-    "stability",
-    "sweep",
-    "tail_indexes",
-]
+__all__ = ["best", "curves", "histories", "lines", "overlay", "slope", "slopes", "sweep"]
+__all__ += ["alpha_errors", "failures", "histograms", "outcomes", "save", "stability", "tail_indexes"]
 
 
 def save(

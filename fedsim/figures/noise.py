@@ -1,19 +1,14 @@
 """The noise of the pseudo-gradients: histograms of its norms, its tail index, and the error of E7."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..cells import CellResult, levels_of, select
+from ..cells import levels_of
 from ..measure import middle
-from ..plotting import GREY, OTHERS, style_of
-from .page import legend_below, level_line, mark_levels, panels, plain_log, points
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+from ..plotting import GREY, OTHERS, Figure, style_of
+from .page import Results, legend_below, level_line, mark_levels, panels, plain_log, points, split
 
 # Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
@@ -26,16 +21,21 @@ NULLS: dict[str, tuple[str, dict[str, Any]]] = {
 OVER_NORMS = {"gaussian_null": NULLS["gaussian_null"], "hill": ("Hill's estimate", {"marker": "*", "markersize": 6})}
 
 
-def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None = None) -> "Figure":
+def histograms(results: Results, *, columns: str, rows: str | None = None) -> Figure:
     """One panel per combination of levels; a row shares its x axis and all share y, so that fatter is seen as wider."""
     from matplotlib.ticker import MaxNLocator
 
-    across, down = levels_of(results, columns), levels_of(results, rows) if rows else [""]
+    across, down = levels_of(results, columns), split(results, rows)
     figure, axes = panels(len(down), len(across), size=(2.6, 1.9 if rows else 2.4), share_x="row", share_y=True)
-    for line, row in zip(axes, down, strict=True):
-        for ax, column in zip(line, across, strict=True):
-            shown = select(results, {columns: column} | ({rows: row} if rows else {}))
-            most = max([_histogram(ax, o.measured["norms"]) for o in shown], default=0.0)
+    for line, (row, part) in zip(axes, down, strict=True):
+        for ax, (column, shown) in zip(line, split(part, columns, across), strict=True):
+            found = [o.measured["norms"] for o in shown if o.measured["norms"]["n"]]
+            for norms in found:  # on a logarithmic scale: the tail is what the figure is about
+                counts, edges = np.array(norms["counts"], dtype=float), np.array(norms["edges"])
+                density = np.where(counts > 0, counts / (norms["n"] * np.diff(edges)), np.nan)
+                ax.stairs(density, edges, fill=True, color=OTHERS[2]["color"], alpha=0.8)
+                ax.axvline(norms["median"], color=GREY, linewidth=1, linestyle="--", label="median norm")
+            most = max((float(norms["max"]) for norms in found), default=0.0)
             ax.set_title(f"{columns} = {column}" + (f", {row}" if row else "") + f"; max {most:.3g}", fontsize=8.5)
             ax.xaxis.set_major_locator(MaxNLocator(4))
         line[0].set_ylabel("density")
@@ -47,82 +47,56 @@ def histograms(results: Sequence[CellResult], *, columns: str, rows: str | None 
     return figure
 
 
-def _histogram(ax: "Axes", norms: dict[str, Any]) -> float:
-    """The density of the norms, on a logarithmic scale: the tail is what the figure is about; returns the largest."""
-    if not norms["n"]:
-        return 0.0
-    counts, edges = np.array(norms["counts"], dtype=float), np.array(norms["edges"])
-    density = counts / (norms["n"] * np.diff(edges))
-    ax.stairs(np.where(counts > 0, density, np.nan), edges, fill=True, color=OTHERS[2]["color"], alpha=0.8)
-    ax.axvline(norms["median"], color=GREY, linewidth=1, linestyle="--", label="median norm")
-    return float(norms["max"])
-
-
-def tail_indexes(results: Sequence[CellResult], *, x: str, label: str, colour: str | None = None) -> "Figure":
+def tail_indexes(results: Results, *, x: str, label: str, colour: str | None = None) -> Figure:
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its nulls."""
     kinds = list(results[0].measured["alpha"])
-    at, lines = levels_of(results, x), levels_of(results, colour) if colour else [""]
-    figure, axes = panels(1, len(kinds), size=(3.1, 3.7), share_y=True)
-    for ax, kind in zip(axes[0], kinds, strict=True):
-        for number, line in enumerate(lines):
-            chosen = [select(results, {x: level} | ({colour: line} if colour else {})) for level in at]
-            groups = [[o.measured["alpha"][kind] for o in group] for group in chosen]
-            _index_line(ax, groups, OVER_NORMS if kind == "norms" else NULLS, number, len(lines), line)
+    at, lines = levels_of(results, x), split(results, colour)
+    figure, [axes] = panels(1, len(kinds), size=(3.1, 3.7), share_y=True)
+    for ax, kind in zip(axes, kinds, strict=True):
+        others = OVER_NORMS if kind == "norms" else NULLS
+        for number, (line, part) in enumerate(lines):
+            groups = [[o.measured["alpha"][kind] for o in group] for _, group in split(part, x, at)]
+            place = np.arange(len(at)) + 0.14 * (number - (len(lines) - 1) / 2)
+            style = style_of(line, number) | ({} if len(lines) > 1 else {"linestyle": ""})
+            for key, (name, marker) in others.items():
+                null = _medians(groups, key)
+                mark = marker | {"color": style["color"] if len(lines) > 1 else GREY, "label": None if number else name}
+                if not np.isnan(null).all():
+                    points(ax, place, null, TOP, linestyle="", alpha=0.8, **mark)
+            alpha, low, high = (_medians(groups, key) for key in ("alpha", "low", "high"))
+            shown, spread = np.where(alpha <= TOP, alpha, np.nan), np.abs(np.stack([alpha - low, high - alpha]))
+            ax.errorbar(place, shown, yerr=spread, label=line or "measured", **style, markersize=5, capsize=2.5)
+            points(ax, place, np.where(np.isnan(shown), alpha, np.nan), TOP, color=style["color"], linestyle="")
         level_line(ax, 2, r"$\alpha = 2$: finite variance")
         mark_levels(ax, at, label)
         ax.set_title(f"over {kind}")
         ax.margins(x=0.12)
         ax.set_ylim(0, TOP)
         ax.tick_params(axis="x", rotation=0 if max(map(len, at)) < 8 else 40)
-    axes[0][0].set_ylabel(r"tail index $\alpha$")
-    legend_below(figure, axes[0], f"interval: 95 %; arrows: above {TOP:g}")
+    axes[0].set_ylabel(r"tail index $\alpha$")
+    legend_below(figure, axes, f"interval: 95 %; arrows: above {TOP:g}")
     return figure
 
 
-def _index_line(
-    ax: "Axes",
-    groups: Sequence[Sequence[dict[str, Any]]],
-    others: Mapping[str, tuple[str, dict[str, Any]]],
-    number: int,
-    count: int,
-    label: str,
-) -> None:
-    place = np.arange(len(groups)) + 0.14 * (number - (count - 1) / 2)
-    style, alone = style_of(label, number), {"linestyle": ""} if count == 1 else {}
-    for key, (name, marker) in others.items():
-        null = _plain([middle(group, key) for group in groups])
-        if np.isnan(null).all():
-            continue
-        colour = GREY if alone else style["color"]
-        points(ax, place, null, TOP, color=colour, linestyle="", alpha=0.8, label=None if number else name, **marker)
-    values = {key: _plain([middle(group, key) for group in groups]) for key in ("alpha", "low", "high")}
-    spread = np.abs(np.stack([values["alpha"] - values["low"], values["high"] - values["alpha"]]))
-    shown = np.where(values["alpha"] <= TOP, values["alpha"], np.nan)
-    ax.errorbar(place, shown, yerr=spread, label=label or "measured", **style | alone, markersize=5, capsize=2.5)
-    points(ax, place, np.where(np.isnan(shown), values["alpha"], np.nan), TOP, color=style["color"], linestyle="")
-
-
-def _plain(values: Sequence[float | None]) -> np.ndarray:
-    """As an array in which what is missing leaves a gap."""
+def _medians(groups: Sequence[Sequence[dict[str, Any]]], key: str) -> np.ndarray:
+    """The median of a value in every group; what is missing leaves a gap."""
+    values = [middle(group, key) for group in groups]
     return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
 
 
-def alpha_errors(
-    results: Sequence[CellResult], *, x: str, colour: str, paper: Mapping[str, Sequence[float]]
-) -> "Figure":
+def alpha_errors(results: Results, *, x: str, colour: str, paper: Mapping[str, Sequence[float]]) -> Figure:
     """The error of alpha in per cent against `x`: ours as lines, one panel per kind of estimate, the paper's first."""
     kinds = list(results[0].measured["alpha"])
-    at, lines = levels_of(results, x), levels_of(results, colour)
-    figure, axes = panels(1, len(kinds) + 1, size=(2.6, 3.2), share_y=True)
-    for ax, kind in zip(axes[0], ["", *kinds], strict=True):
-        for number, line in enumerate(lines):
-            groups = [select(results, {x: level, colour: line}) for level in at]
-            ours = _plain([middle([o.measured["alpha"][kind] for o in g], "error") for g in groups] if kind else [])
-            shown = ours if kind else paper[line][: len(at)]
+    at, lines = levels_of(results, x), split(results, colour)
+    figure, [axes] = panels(1, len(kinds) + 1, size=(2.6, 3.2), share_y=True)
+    for ax, kind in zip(axes, ["", *kinds], strict=True):
+        for number, (line, part) in enumerate(lines):
+            groups = [[o.measured["alpha"][kind] for o in group] for _, group in split(part, x, at)] if kind else []
+            shown = _medians(groups, "error") if kind else paper[line][: len(at)]
             ax.plot(range(len(at)), shown, label=line, **style_of(line, number), markersize=5)
         level_line(ax, 0, "no error")
         mark_levels(ax, at, "classes per client $p$")
         ax.set_title(f"ours, over {kind}" if kind else "the paper's table")
-    axes[0][0].set_ylabel(r"error of $\alpha$ (%)")
-    legend_below(figure, axes[0])
+    axes[0].set_ylabel(r"error of $\alpha$ (%)")
+    legend_below(figure, axes)
     return figure

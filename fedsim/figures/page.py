@@ -3,57 +3,65 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..plotting import GREY, new_figure
+from ..cells import CellResult, levels_of, select
+from ..plotting import GREY, Axes, Figure, new_figure
 from ..run.files import write_atomic
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-PANEL = (4.4, 3.2)  # inches
-ROUND = "communication round $t$"
+Results = Sequence[CellResult]
+# No dates and versions: the same numbers give the same bytes.
+KINDS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 200, "metadata": {"Software": None}},
+    "svg": {"metadata": {"Date": None, "Creator": None}},
+    "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
+}
 
 
 def panels(
     rows: int = 1,
     columns: int = 1,
     *,
-    size: tuple[float, float] = PANEL,
+    size: tuple[float, float] = (4.4, 3.2),
     share_x: Any = False,
     share_y: Any = False,
-) -> tuple["Figure", list[list["Axes"]]]:
-    """A figure with a grid of axes."""
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, each of this size in inches."""
     figure = new_figure(size[0] * columns, size[1] * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
 
 
-def legend_below(figure: "Figure", axes: Sequence["Axes"], title: str | None = None, *more: Any) -> None:
+def split(results: Results, axis: str | None, levels: Sequence[str] = ()) -> list[tuple[str, Results]]:
+    """Every level of an axis with its results; all results under an empty name where there is no axis."""
+    if axis is None:
+        return [("", results)]
+    return [(level, select(results, {axis: level})) for level in levels or levels_of(results, axis)]
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, *more: Any) -> None:
     """One legend of all that these panels name, each name once, outside the axes and as wide as the figure allows."""
     named = {handle.get_label(): handle for handle in more}
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             named.setdefault(name, handle)
-    names = list(named)
-    room = figure.get_figwidth() / (0.07 * max(map(len, names)) + 0.55)  # inches per letter, and per mark
-    columns = max(1, min(len(names), int(room)))
-    figure.legend(named.values(), names, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
+    room = figure.get_figwidth() / (0.07 * max(map(len, named)) + 0.55)  # inches per letter, and per mark
+    columns = max(1, min(len(named), int(room)))
+    figure.legend(named.values(), named, loc="outside lower center", ncols=columns, title=title, title_fontsize=8)
 
 
-def count_rounds(ax: "Axes") -> None:
+def count_rounds(ax: Axes) -> None:
     """An x axis of communication rounds: integers, from round 0."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlim(left=0)
-    ax.set_xlabel(ROUND)
+    ax.set_xlabel("communication round $t$")
 
 
-def plain_log(ax: "Axes") -> None:
+def plain_log(ax: Axes) -> None:
     """A logarithmic y axis whose ticks are plain numbers, as long as those are short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -65,14 +73,19 @@ def plain_log(ax: "Axes") -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def mark_levels(ax: "Axes", levels: Sequence[str], label: str) -> None:
+def mark_levels(ax: Axes, levels: Sequence[str], label: str) -> None:
     """An x axis of levels."""
     ax.set_xticks(range(len(levels)), levels)
     ax.set_xlabel(label)
     ax.grid(axis="x", visible=False)
 
 
-def points(ax: "Axes", x: Any, y: Any, top: float, **style: Any) -> None:
+def level_line(ax: Axes, y: float, label: str) -> None:
+    """A thin line at one height, with its name in the legend."""
+    ax.axhline(y, color=GREY, linewidth=0.9, linestyle=":", label=label, zorder=1)
+
+
+def points(ax: Axes, x: Any, y: Any, top: float, **style: Any) -> None:
     """Points below `top`; those above it are arrows at the edge."""
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     above = y > top
@@ -81,20 +94,7 @@ def points(ax: "Axes", x: Any, y: Any, top: float, **style: Any) -> None:
         ax.plot(x[above], np.full(int(above.sum()), top), **style | {"marker": "^", "label": None, "clip_on": False})
 
 
-def level_line(ax: "Axes", y: float, label: str) -> None:
-    """A thin line at one height, with its name in the legend."""
-    ax.axhline(y, color=GREY, linewidth=0.9, linestyle=":", label=label, zorder=1)
-
-
-# No dates and versions: the same numbers give the same bytes.
-KINDS: dict[str, dict[str, Any]] = {
-    "png": {"dpi": 200, "metadata": {"Software": None}},
-    "svg": {"metadata": {"Date": None, "Creator": None}},
-    "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
-}
-
-
-def save(figure: "Figure", out: Path, name: str, kinds: Sequence[str], plain: bool = False) -> list[Path]:
+def save(figure: Figure, out: Path, name: str, kinds: Sequence[str], plain: bool = False) -> list[Path]:
     """Saves a figure as files of these kinds; plain: panels are (a), (b), ... and the legend has no note."""
     titled = [ax for ax in figure.axes if ax.get_title()] if plain else []
     for letter, ax in zip("abcdefghijklmnopqrstuvwxyz", titled, strict=False):

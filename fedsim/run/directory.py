@@ -18,8 +18,7 @@ import fatclip_ops
 
 from ..cells import Cell
 from ..errors import InputError, RunError
-from ..experiments.captions import FREE
-from ..experiments.grid import Experiment
+from ..experiments.grid import FREE, Experiment
 from . import files
 
 FORMAT = 2

@@ -157,6 +157,7 @@ def test_list_names_every_experiment_and_its_default_preset(capsys):
         "mnist-alpha-error",
         "tail-estimators",
         "rates",
+        "baselines",
         "control",
     }
 

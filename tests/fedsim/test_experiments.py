@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from fedsim import experiments, theory
+from fedsim.algorithms import ALGORITHMS
 from fedsim.cli import main
 from fedsim.config import Config
 from fedsim.data import Dataset
 from fedsim.errors import InputError
 from fedsim.experiments import NAMES, find
-from fedsim.experiments.captions import describe_changes, describe_reading
+from fedsim.experiments.grid import describe_changes, describe_reading
+from fedsim.simulation import Simulation
 
 # What the paper's experiments fix, key by key; every cell of the paper preset must agree.
 CIFAR10 = {
@@ -41,6 +43,7 @@ SETTINGS = {
     "mnist-alpha-error": {"problem": "mnist-logistic", "clients": 100, "rounds": 150, "batch": 64, "eta_l": 0.1},
     "tail-estimators": {"clients": 20, "local_steps": 1, "rounds": 10, "reduce": "mean"},
     "rates": {"problem": "quadratic", "noise": "stable", "noise_scale": 1.0, "reduce": "mean", "delta": "gradient"},
+    "baselines": {},
     "control": {"clients": 10, "partition": "iid", "eta_l": 0.05, "local_epochs": 2},
 }
 GRID = {
@@ -117,11 +120,37 @@ def test_the_reading_is_always_told():
 def test_the_rates_take_the_theorems_parameters():
     for cell in find("rates").cells("paper", 1):
         c = cell.config
-        choice = theory.parameters(c.algorithm, c.noise_alpha, c.clients, c.local_steps, c.rounds)
-        assert (c.lam, c.eta, c.eta_l) == (choice.lam, choice.eta_eta_l, choice.eta_l_max)
+        sizes, convex = (c.clients, c.local_steps, c.rounds), cell.levels["case"] != "non-convex"
+        free = {"c": c.clients * c.local_steps} if cell.levels["case"] == "strongly convex" else {}
+        choice = theory.parameters(c.algorithm, c.noise_alpha, *sizes, convex, **free)
+        lam = choice.lam or theory.parameters("fatclip-pi", c.noise_alpha, *sizes, convex).lam
+        assert (c.lam, c.eta, c.eta_l) == (lam, choice.eta_eta_l, choice.eta_l_max)
         choice.check()  # eta * eta_L * K * L <= 1
     assert sorted({c.config.noise_alpha for c in find("rates").cells("paper", 1)}) == [1.2, 1.5, 1.8, 2.0]
     assert {c.config.lam for c in find("rates").cells("paper", 1, ["lam=7"])} == {7.0}
+
+
+def test_the_error_of_the_strongly_convex_theorems_is_of_a_weighted_round():
+    # step = eta K = 1: weights 1, 2 and 4 of 7; losses 7 and 14, 0 and 7, 7 and 0: (7 + 0 + 28) / 7 and (14 + 14) / 7
+    rows = [{"loss": loss, "clipped": 0.0} for loss in ([7.0, 14.0], [0.0, 7.0], [7.0, 0.0])]
+    with Simulation(Config(eta=0.5, local_steps=2)) as sim:
+        found = find("rates").measure.result(sim, rows, None)
+    assert found["weighted"] == pytest.approx([5.0, 4.0])
+    assert found["squares"] == pytest.approx([28 / 3, 14.0])
+
+
+def test_every_baseline_goes_through_three_settings_of_its_own_scale():
+    cells = find("baselines").cells("paper", 1)
+    assert len(cells) == 4 * 10 * 3
+    for first, second, third in zip(*[iter(cells)] * 3, strict=True):
+        lams, etas = ({cell.config.to_dict()[key] for cell in (first, second, third)} for key in ("lam", "eta"))
+        assert sorted((len(lams), len(etas))) == [1, 3]
+        swept = "eta" if len(etas) == 3 else "lam"
+        values = [getattr(cell.config, swept) for cell in (first, second, third)]
+        assert [value / values[0] for value in values] == pytest.approx([1, 3, 9])
+    assert {cell.config.algorithm for cell in cells} == set(ALGORITHMS) - {"sgd", "gclip"}
+    with pytest.raises(InputError, match='eta is an axis of baselines: pick its levels by --only "setting=low"'):
+        find("baselines").cells("paper", 1, ["eta=1"])
 
 
 def test_a_setting_that_only_some_levels_make_reaches_those_alone():
@@ -146,11 +175,9 @@ def test_the_slip_of_the_paper_is_named():
     assert "its own theory says the opposite" in " ".join(find("synthetic-alpha").notes)
 
 
-def test_an_experiment_is_a_short_file():
-    folder = Path(experiments.__file__).parent
-    for name in NAMES:
-        lines = (folder / f"{name.replace('-', '_')}.py").read_text().splitlines()
-        assert len(lines) <= 75, name
+def test_experiments_of_a_kind_are_a_short_file():
+    for path in Path(experiments.__file__).parent.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 250, path.name
 
 
 def images(name, root=None):
@@ -179,6 +206,8 @@ TINY = {
     "mnist-alpha-error": ["--set", "rounds=2", "clients=20", "batch=4"],
     "tail-estimators": ["--set", "rounds=1", "--only", "noise=Gaussian", "--only", "noise=Cauchy"],
     "rates": ["--seeds", "2", "--only", "point=T=125", "--only", "point=T=250", "--only", "alpha=1.5"],
+    "baselines": ["--seeds", "2", "--set", "rounds=2", "samples_per_client=2", "batch=2", "--only", "setting=low"]
+    + [word for name in ("E1, Cauchy", "CNN, eta_l 0.1") for word in ("--only", f"problem={name}")],
     "control": ["--seeds", "1", "--set", "rounds=1", "--only", "task=MNIST, i.i.d."],
 }
 
@@ -215,7 +244,6 @@ def test_a_client_whose_update_is_not_finite_is_counted(tmp_path, monkeypatch):
 
 def test_a_failing_client_is_told_with_its_traceback(tmp_path, monkeypatch, capsys):
     from fedsim.errors import ClientError
-    from fedsim.simulation import Simulation
 
     def step(self, observer=None):
         raise ClientError("client 3: Traceback (most recent call last): ...\nZeroDivisionError: division by zero")

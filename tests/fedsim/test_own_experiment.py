@@ -12,7 +12,7 @@ from fedsim.cells import Cell
 from fedsim.cli import main
 from fedsim.config import Config
 from fedsim.experiments import find
-from fedsim.experiments.captions import describe_batches
+from fedsim.experiments.grid import describe_batches
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-an-experiment.md"
 PROGRAM = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]

@@ -25,7 +25,7 @@ def packed(tool, tmp_path_factory):
     """Two small runs, one of them unfinished, and the records made from them."""
     folder = tmp_path_factory.mktemp("records")
     for name, settings in (("synthetic-cauchy", ("rounds=4", "eval_every=2")), ("rates", ())):
-        only = () if name == "synthetic-cauchy" else ("point=T=125", "point=T=250", "alpha=1.5")
+        only = () if name == "synthetic-cauchy" else ("point=T=125", "point=T=250", "alpha=1.5", "case=non-convex")
         request = Request(name, "paper", 3, settings, only)
         finished = run(request, request.cells(find(name)), folder / name, Options(command=f"run {name}"))
         if name == "synthetic-cauchy":

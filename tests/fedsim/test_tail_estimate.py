@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.gains import coordinate_gains, norms_of, vector_gains
 from fedsim.noise import sample
-from fedsim.tail import TailStream, estimate, gaussian_null, hill, tail_index
+from fedsim.tail import TailStream, gaussian_null, hill, tail_index
 
 ALPHAS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 
@@ -31,16 +32,16 @@ def literal(blocks, over):
 
 def test_gains_worked_by_hand():
     matrix = torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, 8.0], [-6.0, -8.0]])
-    norms = estimate.norms_of(matrix)
+    norms = norms_of(matrix)
     assert norms.tolist() == [5.0, 1.0, 10.0, 10.0]
     # block (0, 2): sum (9, 12), norm 15, against 5 and 10; block (1, 0): (3, 5), against 1 and 5; (2, 3): sum 0
-    gains, weights = estimate.vector_gains(matrix, norms, torch.tensor([[0, 2], [1, 0], [2, 3]]))
+    gains, weights = vector_gains(matrix, norms, torch.tensor([[0, 2], [1, 0], [2, 3]]))
     expected = [math.log(15 / math.sqrt(5 * 10)), math.log(math.sqrt(34) / math.sqrt(5)), 0.0]
     np.testing.assert_allclose(gains, expected, rtol=1e-15)
     assert weights.tolist() == [1, 1, 0]
     # with signs + and -: (-3, -4), (3, 3) with the first row taken off its negative, (12, 16)
     signs = torch.tensor([[1.0, -1.0], [-1.0, 1.0], [1.0, -1.0]])
-    gains, _ = estimate.vector_gains(matrix, norms, torch.tensor([[0, 2], [1, 0], [2, 3]]), signs)
+    gains, _ = vector_gains(matrix, norms, torch.tensor([[0, 2], [1, 0], [2, 3]]), signs)
     np.testing.assert_allclose(gains.exp(), [5 / 50**0.5, 18**0.5 / 5**0.5, 20 / 10], rtol=1e-14)
 
 
@@ -48,7 +49,7 @@ def test_coordinate_gains_worked_by_hand():
     matrix = torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, -4.0]])
     # (0, 1): the first coordinate has a 0; the second gives 5 against 4 and 1
     # (0, 2): the first gives 9 against 3 and 6; the second cancels
-    total, weight = estimate.coordinate_gains(matrix, torch.tensor([[0, 1], [0, 2]]))
+    total, weight = coordinate_gains(matrix, torch.tensor([[0, 1], [0, 2]]))
     np.testing.assert_allclose(total, [math.log(5 / 2), math.log(9 / math.sqrt(18))], rtol=1e-15)
     assert weight.tolist() == [1, 1]
 

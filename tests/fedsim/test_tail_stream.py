@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedsim import gains, tail
 from fedsim.errors import InputError
 from fedsim.noise import sample
-from fedsim.tail import OVER, TailStream, estimate, tail_index
-from fedsim.tail import stream as tail_stream
+from fedsim.tail import OVER, TailStream, tail_index
 
 
 def noise(m=40, d=6, seed=0, alpha=1.5):
@@ -48,14 +48,14 @@ def test_no_second_copy_of_a_round_is_made_and_the_matrix_is_not_changed(over):
     with Largest(matrix) as largest:
         TailStream(over).round(matrix)
     assert torch.equal(matrix, before)
-    chunk = 8 * estimate._CHUNK  # float64
+    chunk = 8 * gains._CHUNK  # float64
     assert largest.bytes <= chunk < matrix.nbytes / 4
 
 
 @pytest.mark.parametrize("over", OVER)
 def test_the_size_of_the_chunks_does_not_matter(over, monkeypatch):
     whole = run(TailStream(over), range(3)).result()
-    monkeypatch.setattr(estimate, "_CHUNK", 5)
+    monkeypatch.setattr(gains, "_CHUNK", 5)
     pieces = run(TailStream(over), range(3)).result()
     for name in ("alpha", "low", "high", "flipped_null"):
         assert getattr(pieces, name) == pytest.approx(getattr(whole, name), rel=1e-12)
@@ -256,7 +256,7 @@ def test_too_few_samples_for_two_blocks_are_refused(samples, block):
 
 
 def test_the_examples_in_the_docstrings_run():
-    for module in (estimate, tail_stream):
+    for module in (gains, tail):
         done = doctest.testmod(module)
         assert done.attempted > 0
         assert done.failed == 0

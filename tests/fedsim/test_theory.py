@@ -11,6 +11,7 @@ import pytest
 from fedsim import theory
 from fedsim.cli import main
 from fedsim.errors import InputError
+from fedsim.noise import sample
 from fedsim.theory import exponents, output_weights, parameters, rate
 
 # a = 3/2: (2 - 2a)/a = -1/(3/2) = -2/3, 2/a = 4/3; 3a - 2 = 5/2, (1 - a)/(3a - 2) = -1/5, (2 - a)/(3a - 2) = 1/5
@@ -195,6 +196,8 @@ def test_output_weights_do_not_overflow_over_many_rounds():
             "c must be a finite number of at least 1, got 0.9",
         ),
         (lambda: parameters("fatclip-pi", 1.5, 1, 1, 9).step(-1.0), "L must be a finite number > 0, got -1.0"),
+        (lambda: theory.clipped_bias_bound(-1.0, 1.0, 1.5), "G must be a finite number > 0, got -1.0"),
+        (lambda: theory.clipped_moment_bound(1.0, 1.0, 1.0), r"alpha must be in \(1, 2\] for the bounds, got 1.0"),
         (lambda: output_weights(3, 1.0, math.inf), "step must be a finite number > 0, got inf"),
     ],
 )
@@ -202,6 +205,30 @@ def test_what_is_out_of_range_is_refused_in_one_line(call, message):
     with pytest.raises(InputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("alpha", "order"), [(1.2, 1.1), (1.5, 1.4), (2.0, 2.0)])
+@pytest.mark.parametrize("lam", [1.0, 3.0, 30.0])
+def test_the_bounds_of_a_clipped_gradient_hold_on_the_noise_of_e2(alpha, order, lam):
+    # moments of order alpha itself are infinite below 2, so G is of a lower order, from samples of its own
+    x, n = np.array([2.0, 1.0, 1.5]), 400_000
+    known, fresh = (x + sample("stable", (n, 3), np.random.default_rng(seed), alpha=alpha) for seed in (0, 1))
+    G = np.mean(np.linalg.norm(known, axis=1) ** order) ** (1 / order)
+    norms = np.linalg.norm(fresh, axis=1, keepdims=True)
+    clipped = np.minimum(1, lam / norms) * fresh
+    assert np.mean(np.square(clipped).sum(1)) <= theory.clipped_moment_bound(G, lam, order)
+    # the mean of n clipped gradients deviates by at most lam / sqrt(n)
+    bias = np.linalg.norm(clipped.mean(0) - x) - 5 * lam / math.sqrt(n)
+    assert bias <= theory.clipped_bias_bound(G, lam, order)
+
+
+def test_the_bounds_are_reached_where_the_derivation_has_equality():
+    # ||g|| = lam: E||g~||^2 = lam^2 = lam^a lam^(2-a). g of norm R or 0 with R >> lam: E||g|| = p R, clipped p lam, and
+    # at a = 1 the bound would be p R: for a near 1 it is nearly reached
+    assert theory.clipped_moment_bound(3.0, 3.0, 1.5) == pytest.approx(9.0)
+    p, R, lam, a = 0.01, 1e6, 1.0, 1.0001
+    bound = theory.clipped_bias_bound((p * R**a) ** (1 / a), lam, a)
+    assert p * (R - lam) <= bound == pytest.approx(p * (R - lam), rel=2e-3)
 
 
 ARGUMENTS = ["--alpha", "1.5", "--clients", "4", "--local-steps", "2", "--rounds", "4"]

@@ -1,4 +1,4 @@
-"""The arithmetic of the tail index, free of any state.
+"""The arithmetic of the tail index (fedsim.tail), free of any state.
 
 Sums of k independent symmetric alpha-stable samples are k^(1/alpha) times one sample in law, so with block sums
 Y_j = X_1 + ... + X_k (Mohammadi et al. 2015, as used by Simsekli et al. 2019)
@@ -66,24 +66,13 @@ def flattened_gains(entries: Callable[[int, int], Tensor], count: int, block: in
     An entry that is zero has no logarithm: the mean is over the block's others. What fills no block is left out.
     """
     end, step = count - count % block, max(1, _CHUNK // block) * block
-    found = []
+    gains = torch.zeros(end // block, dtype=torch.float64)
     for start in range(0, end, step):
         x = entries(start, min(start + step, end)).view(-1, block)
         zero = x == 0
         logs = x.abs().log_().masked_fill_(zero, 0.0).sum(1) / (block - zero.sum(1))
-        found.append(_used(x.sum(1).abs_().log_() - logs))
-    gains, weights = zip(*found, strict=True) if found else ((torch.zeros(0),), (torch.zeros(0),))
-    return torch.cat(gains), torch.cat(weights)
-
-
-def longest_divisor(n: int) -> int:
-    """The largest divisor of n that is at most sqrt(n); where that is less than half of it, sqrt(n) rounded down.
-
-    >>> longest_divisor(100), longest_divisor(24), longest_divisor(101)
-    (10, 4, 10)
-    """
-    root = math.isqrt(n)
-    return next((k for k in range(root, root // 2, -1) if n % k == 0), root)
+        gains[start // block :][: len(x)] = x.sum(1).abs_().log_() - logs
+    return _used(gains)
 
 
 def _used(gains: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,17 +88,15 @@ def _column_chunks(matrix: Tensor, rows: int) -> tuple[Tensor, ...]:
 def _block_sums(columns: Tensor, blocks: Tensor, signs: Tensor | None) -> Tensor:
     """(J, c) sums over the rows of each block, one row of all blocks after the other: no (J, k, c) copy is made."""
     sums = torch.zeros(len(blocks), columns.shape[1], dtype=torch.float64, device=columns.device)
-    for i, rows in enumerate(blocks.T.to(columns.device)):
-        if signs is None:
-            sums += columns[rows]
-        else:
-            sums.addcmul_(columns[rows].double(), signs[:, i : i + 1].to(columns.device))
+    factors = (torch.ones(blocks.shape) if signs is None else signs).to(sums)
+    for rows, factor in zip(blocks.T.to(sums.device), factors.T, strict=True):
+        sums.addcmul_(columns[rows].double(), factor[:, None])
     return sums
 
 
-def inverse_to_alpha(inverse: float) -> float:
+def alpha_of(inverse: float) -> float:
     """alpha of an estimate of 1/alpha; sums that do not grow at all (1/alpha <= 0) give inf."""
-    return 1 / inverse if inverse > 0 else math.inf
+    return 1 / inverse if not inverse <= 0 else math.inf
 
 
 def interval(totals: np.ndarray, weights: np.ndarray, block: int, seed: int) -> tuple[float, float]:
@@ -126,7 +113,7 @@ def interval(totals: np.ndarray, weights: np.ndarray, block: int, seed: int) -> 
     half = weights[order].sum(1)
     inverse = totals[order].sum(1)[half > 0] / half[half > 0] / math.log(block)
     low, high = np.quantile(inverse, (0.975, 0.025))
-    return inverse_to_alpha(float(low)), inverse_to_alpha(float(high))
+    return alpha_of(float(low)), alpha_of(float(high))
 
 
 def hill(norms: Tensor | np.ndarray, k: int | None = None) -> float:
@@ -140,11 +127,8 @@ def hill(norms: Tensor | np.ndarray, k: int | None = None) -> float:
     """
     x = np.asarray(norms, dtype=np.float64)
     x = np.sort(x[np.isfinite(x) & (x > 0)])[::-1]
-    k = round(len(x) ** (2 / 3)) if k is None else k
-    k = min(k, len(x) - 1)
-    if k < 1:
-        return math.nan
-    return inverse_to_alpha(float(np.log(x[:k]).mean() - np.log(x[k])))
+    k = min(round(len(x) ** (2 / 3)) if k is None else k, len(x) - 1)
+    return alpha_of(float(np.log(x[:k]).mean() - np.log(x[k]))) if k >= 1 else math.nan
 
 
 def null_gain(over: str, dim: int, block: int, centred: int | None = None) -> float:
@@ -171,7 +155,7 @@ def gaussian_null(over: str, dim: int, block: int, centred: int | None = None) -
     >>> round(gaussian_null("vectors", 1000, 10, centred=100), 3)
     2.086
     """
-    return inverse_to_alpha(null_gain(over, dim, block, centred) / math.log(block))
+    return alpha_of(null_gain(over, dim, block, centred) / math.log(block))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,7 @@
-"""Tail indexes of samples in memory, and of client noise that comes round by round."""
+"""The tail index alpha of noise: estimated by block sums, with an interval and what pure artefacts would give.
+
+`tail_index` takes samples that are in memory; `TailStream` takes one round of client noise after another.
+"""
 
 import functools
 import math
@@ -11,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from . import estimate
+from . import gains
+from .errors import InputError
+from .gains import gaussian_null, hill
+
+__all__ = ["OVER", "TailIndex", "TailStream", "gaussian_null", "hill", "tail_index"]
 
 OVER = ("flattened", "vectors", "coordinates", "norms")
 
@@ -52,25 +58,18 @@ class TailIndex:
 
 
 def tail_index(
-    samples: Any,
-    over: str = "vectors",
-    block: int | None = None,
-    *,
-    blocks: str | None = None,
-    nulls: bool = True,
-    partitions: int = 8,
-    seed: int = 0,
+    samples: Any, over: str = "vectors", block: int | None = None, *, partitions: int = 8, **options: Any
 ) -> TailIndex:
     """The tail index of n samples: a vector of n scalars or an (n, d) matrix, one sample per row.
 
-    over, block, blocks: what is summed, as TailStream explains. partitions: how many ways of dealing the samples to
-    random blocks are averaged; more is steadier and costs one pass over the data each.
+    over, block and the options are TailStream's. partitions: how many ways of dealing the samples to random blocks are
+    averaged; more is steadier and costs one pass over the data each.
 
     >>> x = np.random.default_rng(0).standard_cauchy(100_000)
     >>> abs(tail_index(x).alpha - 1) < 0.03
     True
     """
-    stream = TailStream(over, block, blocks=blocks, nulls=nulls, partitions=partitions, seed=seed)
+    stream = TailStream(over, block, partitions=partitions, **options)
     stream.round(samples)
     return stream.result()
 
@@ -117,7 +116,7 @@ class TailStream:
         for name, value, least in (("block", block, 2), ("partitions", partitions, 1), ("seed", seed, 0)):
             if value is not None and not (isinstance(value, Integral) and value >= least):
                 raise InputError(f"{name} must be an integer of at least {least}, got {value}")
-        self.over, self.block, self.centred, self.nulls = over, block, centred, nulls
+        self.over, self.block, self.centred, self.nulls = over, block or 0, centred, nulls
         self.blocks, self.partitions, self.seed = blocks, partitions if blocks == "random" else 1, seed
         self.rounds = 0
         self._rows = 0
@@ -136,7 +135,7 @@ class TailStream:
     def round(self, noise: Any) -> None:
         """Take in one round: an (m, d) matrix, or m scalars."""
         matrix = _matrix(noise)
-        norms = estimate.norms_of(matrix)
+        norms = gains.norms_of(matrix)
         finite, positive = norms.isfinite(), norms > 0
         keep = (finite & positive).nonzero().squeeze(1).numpy()
         rng = np.random.default_rng((self.seed, self.rounds))
@@ -152,13 +151,34 @@ class TailStream:
         self.rounds += 1
 
     def _add_rows(self, matrix: Tensor, norms: Tensor, keep: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-        """Takes in the gains of blocks of rows; returns how many rows and blocks there were."""
+        """Takes in the gains of blocks of rows; returns how many rows and blocks there were.
+
+        Rows are dealt to clusters of blocks, which share no sample: the interval takes halves of them, and there are 16
+        or more where there are 16 blocks. Partitions after the first shuffle the rows inside a cluster.
+        """
         block = self.block or max(2, min(_LONGEST_BLOCK, math.isqrt(len(keep))))
-        dealt = self._deal(keep, block, rng)
-        if dealt.size:
-            self.block = block
-            self._gains.append(self._measure(matrix, norms, dealt, rng))
-        return dealt.size, dealt.size // block
+        each = 1 if self.partitions == 1 else max(1, min(16, len(keep) // block // 16))
+        if not (clusters := len(keep) // block // each):
+            return 0, 0
+        self.block = block
+        order = rng.permutation(keep) if self.blocks == "random" else keep
+        dealt = order[: clusters * each * block].reshape(clusters, -1)
+        found = torch.zeros(4, clusters, dtype=torch.float64)
+        for partition in range(self.partitions if each > 1 else 1):
+            dealt = rng.permuted(dealt, axis=1) if partition else dealt
+            blocks = torch.from_numpy(dealt.reshape(-1, block))
+            signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=tuple(blocks.shape)))
+            for number, factors in enumerate((None, signs) if self.nulls else (None,)):
+                if self.over == "coordinates":
+                    parts = gains.coordinate_gains(matrix, blocks, factors)
+                else:
+                    samples = norms[:, None] if self.over == "norms" else matrix
+                    parts = gains.vector_gains(samples, norms, blocks, factors)
+                found[2 * number : 2 * number + 2] += torch.stack([part.view(clusters, each).sum(1) for part in parts])
+            self._counts["cancelled"] += len(blocks) * (matrix.shape[1] if self.over == "coordinates" else 1)
+        self._counts["cancelled"] -= int(found[1].sum())
+        self._gains.append(found)
+        return dealt.size, clusters * each
 
     def _add_flattened(
         self, matrix: Tensor, norms: Tensor, keep: np.ndarray, rng: np.random.Generator
@@ -167,112 +187,66 @@ class TailStream:
         matrix = matrix if len(keep) == len(matrix) else matrix[keep]
         matrix = matrix[:, rng.permutation(matrix.shape[1])] if self.blocks == "random" else matrix
         width, count, flat = matrix.shape[1], matrix.numel(), matrix.reshape(-1)
-        block = self.block or max(2, estimate.longest_divisor(count))
+        root = math.isqrt(count)
+        # a divisor of less than half the root would leave blocks too short: then the root, and entries that fill none
+        block = self.block or max(2, next((k for k in range(root, root // 2, -1) if count % k == 0), root))
         if not (blocks := count // block):
             return 0, 0
         signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=width))
         scale = functools.reduce(torch.hypot, (row.double().cpu() for row in matrix))
-
-        def columns(start: int, end: int) -> Tensor:
-            return torch.arange(start, end) % width
-
         kinds: list[Callable[[int, int], Tensor]] = [
             lambda start, end: flat[start:end].double().cpu(),
-            lambda start, end: flat[start:end].double().cpu() * signs[columns(start, end)],
-            lambda start, end: torch.from_numpy(rng.standard_normal(end - start)) * scale[columns(start, end)],
+            lambda start, end: flat[start:end].double().cpu() * signs[torch.arange(start, end) % width],
+            lambda start, end: (
+                torch.from_numpy(rng.standard_normal(end - start)) * scale[torch.arange(start, end) % width]
+            ),
         ]
         self.block = block
         starts = np.linspace(0, blocks, min(blocks, len(keep)), endpoint=False).astype(np.int64)
         found = torch.zeros(2 * self._kinds, len(starts), dtype=torch.float64)
         for number, entries in enumerate(kinds if self.nulls else kinds[:1]):
-            parts = estimate.flattened_gains(entries, count, block)
-            for row, part in enumerate(parts, 2 * number):
+            for row, part in enumerate(gains.flattened_gains(entries, count, block), 2 * number):
                 found[row] = torch.from_numpy(np.add.reduceat(part.numpy(), starts))
         self._counts["cancelled"] += blocks - int(found[1].sum())
         self._gains.append(found)
         return len(keep), blocks
 
-    def _deal(self, keep: np.ndarray, block: int, rng: np.random.Generator) -> np.ndarray:
-        """(clusters, blocks per cluster, k) row numbers in random order; other partitions shuffle inside a cluster.
-
-        Clusters share no sample: the interval takes halves of them. There are 16 or more where there are 16 blocks.
-        """
-        blocks = len(keep) // block
-        each = 1 if self.partitions == 1 else max(1, min(16, blocks // 16))
-        clusters = blocks // each
-        order = rng.permutation(keep) if self.blocks == "random" else keep
-        return order[: clusters * each * block].reshape(clusters, each, block)
-
-    def _measure(self, matrix: Tensor, norms: Tensor, dealt: np.ndarray, rng: np.random.Generator) -> Tensor:
-        clusters, each, block = dealt.shape
-        result = torch.zeros(4, clusters, dtype=torch.float64)
-        for partition in range(self.partitions if each > 1 else 1):
-            if partition:
-                dealt = rng.permuted(dealt.reshape(clusters, -1), axis=1)
-            blocks = torch.from_numpy(dealt.reshape(-1, block))
-            signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=tuple(blocks.shape)))
-            plain = self._gain(matrix, norms, blocks, None)
-            flipped = self._gain(matrix, norms, blocks, signs) if self.nulls else (torch.zeros(len(blocks)),) * 2
-            result += torch.stack([part.view(clusters, each).sum(1) for part in (*plain, *flipped)])
-            possible = len(blocks) * (matrix.shape[1] if self.over == "coordinates" else 1)
-            self._counts["cancelled"] += possible - int(plain[1].sum())
-        return result
-
-    def _gain(self, matrix: Tensor, norms: Tensor, blocks: Tensor, signs: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.over == "coordinates":
-            return estimate.coordinate_gains(matrix, blocks, signs)
-        return estimate.vector_gains(norms[:, None] if self.over == "norms" else matrix, norms, blocks, signs)
-
     def result(self) -> TailIndex:
         """The estimate over all rounds so far."""
-        gains = torch.cat(self._gains, dim=1).numpy() if self._gains else np.zeros((2 * self._kinds, 0))
-        gains = gains[:, gains[1] > 0]
-        if gains.shape[1] < 2:
+        found = self._all_gains().numpy()
+        found = found[:, found[1] > 0]
+        if found.shape[1] < 2:
             raise InputError(
                 f"a tail index needs at least 2 blocks of {self.block or 2} samples that are finite and not 0, "
                 f"got {len(self.norms)} samples in {self.rounds} rounds"
             )
-        assert self.block is not None
-        low, high = estimate.interval(gains[0], gains[1], self.block, self.seed)
-        alphas = [self._alpha(*pair) for pair in gains.sum(1).reshape(-1, 2).tolist()]
-        return TailIndex(
-            alpha=alphas[0],
-            low=low,
-            high=high,
-            gaussian_null=self._gaussian_null() if self.nulls else None,
-            flipped_null=alphas[1] if self.nulls else None,
-            scaled_null=alphas[2] if self.nulls and len(alphas) > 2 else None,
-            hill=estimate.hill(self.norms),
-            n=self._rows,
-            block=self.block,
-            blocks=sum(self._shapes.values()),
-            **self._counts,
-        )
+        interval = gains.interval(found[0], found[1], self.block, self.seed)
+        blocks = sum(self._shapes.values())
+        sums = found.sum(1).reshape(-1, 2).tolist()  # of the samples, with signs flipped, scaled
+        if self.nulls:
+            rows = [(n, d, m if self.centred else None) for (m, d), n in self._shapes.items()]
+            null = sum(n * gains.null_gain(self.over, d, self.block, m) for n, d, m in rows)
+            sums = [sums[0], [null, blocks], *sums[1:]]
+        scale = math.log(self.block)
+        alpha, *nulls = (gains.alpha_of(total / count / scale if count else math.nan) for total, count in sums)
+        gaussian, flipped, scaled = (*nulls, None)[:3] if self.nulls else (None, None, None)
+        counts = (self._rows, self.block, blocks)
+        return TailIndex(alpha, *interval, gaussian, flipped, scaled, hill(self.norms), *counts, **self._counts)
 
-    def _alpha(self, total: float, weight: float) -> float:
-        assert self.block is not None
-        return estimate.inverse_to_alpha(total / weight / math.log(self.block)) if weight else math.nan
-
-    def _gaussian_null(self) -> float:
-        """Of every round's shape, weighted by its blocks."""
-        assert self.block is not None
-        gains = [
-            blocks * estimate.null_gain(self.over, d, self.block, m if self.centred else None)
-            for (m, d), blocks in self._shapes.items()
-        ]
-        return self._alpha(sum(gains), sum(self._shapes.values()))
+    def _all_gains(self) -> Tensor:
+        return torch.cat([torch.zeros(2 * self._kinds, 0, dtype=torch.float64), *self._gains], dim=1)
 
     def state_dict(self) -> dict[str, Tensor | int | str]:
         """All that a stream with the same arguments needs to continue to the same bits: tensors, ints and a str."""
         return {
             "over": self.over,
-            "block": self.block or 0,
+            "block": self.block,
             "rounds": self.rounds,
             "rows": self._rows,
             **self._counts,
             "shapes": torch.tensor([(*k, v) for k, v in self._shapes.items()], dtype=torch.int64).view(-1, 3),
             "norms": self.norms,
-            "gains": torch.cat([torch.zeros(2 * self._kinds, 0, dtype=torch.float64), *self._gains], dim=1),
+            "gains": self._all_gains(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
