@@ -41,8 +41,18 @@ inline void read_lanes(Sums<S>* sums, const S* const* p, const Floats* factor, i
   for (int r = 0; r < kRows; ++r) add_halves(sums[r].acc[2 * v], sums[r].acc[2 * v + 1], even[r] + odd[r]);
 }
 
+// Asks for what follows `p`, kStep elements of it. The processor does so itself within a page of a row at a time; with
+// several rows side by side that is not enough to keep the memory busy.
+template <int kStep, class S>
+inline void prefetch(const S* p) {
+  constexpr int kAhead = 2048, kLine = 64;
+  const char* bytes = reinterpret_cast<const char*>(p) + kAhead;
+  for (int line = 0; line < kStep * static_cast<int>(sizeof(S)); line += kLine) __builtin_prefetch(bytes + line);
+}
+
 template <int kRows, bool kPlain, class S>
-void read_rows(double* acc, const double* before, const S* const* p, const RowTerm* c, int64_t n, Squares* out) {
+void read_rows(double* acc, const double* before, const S* const* p, const RowTerm* c, int64_t n, bool from_memory,
+               Squares* out) {
   constexpr int kStep = kRun * kLanes;
   static_assert(kStep % kColumns == 0, "the rest must begin at a border of columns summed together");
   Floats factor[kRows];
@@ -51,6 +61,7 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
   sweep(
       n, kStep,
       [&](int64_t i) {
+        for (int r = 0; r < kRows && from_memory; ++r) prefetch<kStep>(p[r] + i);
         for (int v = 0; v < kLanes / kFloats; ++v) read_lanes<kRows, kPlain>(sums, p, factor, i, v, acc, before);
       },
       [&](int64_t i, int rest) {
@@ -66,23 +77,23 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
 
 template <class S>
 void read_run(double* acc, const double* before, const void* const* rows, const RowTerm* c, int count, int64_t n,
-              Squares* out) {
+              bool from_memory, Squares* out) {
   const S* const* p = reinterpret_cast<const S* const*>(rows);
   bool plain = true;
   for (int r = 0; r < count; ++r) plain &= c[r].narrow == 1;
   switch (count) {
-    case 1: return read_rows<1, false>(acc, before, p, c, n, out);
-    case 2: return read_rows<2, false>(acc, before, p, c, n, out);
-    case 3: return read_rows<3, false>(acc, before, p, c, n, out);
+    case 1: return read_rows<1, false>(acc, before, p, c, n, from_memory, out);
+    case 2: return read_rows<2, false>(acc, before, p, c, n, from_memory, out);
+    case 3: return read_rows<3, false>(acc, before, p, c, n, from_memory, out);
     default:
-      return plain ? read_rows<kRowRun, true>(acc, before, p, c, n, out)
-                   : read_rows<kRowRun, false>(acc, before, p, c, n, out);
+      return plain ? read_rows<kRowRun, true>(acc, before, p, c, n, from_memory, out)
+                   : read_rows<kRowRun, false>(acc, before, p, c, n, from_memory, out);
   }
 }
 
 // Rows of float64 are not summed in runs.
 template <>
-void read_run<double>(double*, const double*, const void* const*, const RowTerm*, int, int64_t, Squares*) {}
+void read_run<double>(double*, const double*, const void* const*, const RowTerm*, int, int64_t, bool, Squares*) {}
 
 }  // namespace
 }  // namespace fatclip

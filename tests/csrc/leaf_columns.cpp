@@ -69,18 +69,22 @@ void check_read_run(Case& c, int count, bool first) {
   for (RowTerm& term : s.terms) term = c.offset % 2 ? RowTerm{{1, 1, 0}, 1} : term;
   const std::vector<double> start = whole(c.random, c.n, 100);
   const std::vector<Exact> sums = {Exact(kFloat64, start, c.offset), Exact(kFloat64, 2 * count)};
-  auto run = [&](const Kernels& k, auto& work, bool once) {
+  enum Way { kTwice, kOnce, kOnceFromMemory };
+  auto run = [&](const Kernels& k, auto& work, Way way) {
     double* acc = static_cast<double*>(work[0].data());
     auto* squares = static_cast<fatclip::Squares*>(work[1].data());
     const double* before = first ? nullptr : acc;
-    if (once) return k.read_run[c.t](acc, before, s.pointers.data(), s.terms.data(), count, c.n, squares);
+    if (way != kTwice)
+      return k.read_run[c.t](acc, before, s.pointers.data(), s.terms.data(), count, c.n, way == kOnceFromMemory,
+                             squares);
     k.accumulate[c.t](acc, before, 0, s.pointers.data(), s.terms.data(), count, c.n);
     for (int r = 0; r < count; ++r) squares[r] = k.sumsq[c.t](s.pointers[r], c.n, 1);
   };
   std::vector<std::vector<Exact>> got;
-  for (const bool once : {false, true})
-    got.push_back(agreed("read_run", c, sums, [&](const Kernels& k, auto& work) { run(k, work, once); }));
-  check(got[0][0].same(got[1][0]) && got[0][1].same(got[1][1]), {"read_run", "", c.t, c.n, count});
+  for (const Way way : {kTwice, kOnce, kOnceFromMemory})
+    got.push_back(agreed("read_run", c, sums, [&](const Kernels& k, auto& work) { run(k, work, way); }));
+  for (const Way way : {kOnce, kOnceFromMemory})
+    check(got[way][0].same(got[kTwice][0]) && got[way][1].same(got[kTwice][1]), {"read_run", "", c.t, c.n, count});
 }
 
 // with_rest: float64 sums come with what they have lost, and the result is rounded once.
