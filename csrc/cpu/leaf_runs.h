@@ -41,15 +41,6 @@ inline void read_lanes(Sums<S>* sums, const S* const* p, const Floats* factor, i
   for (int r = 0; r < kRows; ++r) add_halves(sums[r].acc[2 * v], sums[r].acc[2 * v + 1], even[r] + odd[r]);
 }
 
-// Asks for what follows `p`, kStep elements of it. The processor does so itself within a page of a row at a time; with
-// several rows side by side that is not enough to keep the memory busy.
-template <int kStep, class S>
-inline void prefetch(const S* p) {
-  constexpr int kAhead = 2048, kLine = 64;
-  const char* bytes = reinterpret_cast<const char*>(p) + kAhead;
-  for (int line = 0; line < kStep * static_cast<int>(sizeof(S)); line += kLine) __builtin_prefetch(bytes + line);
-}
-
 template <int kRows, bool kPlain, class S>
 void read_rows(double* acc, const double* before, const S* const* p, const RowTerm* c, int64_t n, bool from_memory,
                Squares* out) {
@@ -61,7 +52,7 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
   sweep(
       n, kStep,
       [&](int64_t i) {
-        for (int r = 0; r < kRows && from_memory; ++r) prefetch<kStep>(p[r] + i);
+        for (int r = 0; r < kRows && from_memory; ++r) ask_ahead<kStep>(p[r] + i);
         for (int v = 0; v < kLanes / kFloats; ++v) read_lanes<kRows, kPlain>(sums, p, factor, i, v, acc, before);
       },
       [&](int64_t i, int rest) {
@@ -70,7 +61,7 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
           add_rest<false>(sums[r], p[r] + i, rest, 1);
           ends[r] = p[r] + i;
         }
-        accumulate<S>(acc + i, before ? before + i : nullptr, 0, ends, c, kRows, rest);
+        accumulate<S>(acc + i, before ? before + i : nullptr, 0, ends, c, kRows, rest, false);
       });
   for (int r = 0; r < kRows; ++r) out[r] = in_range(sums[r], p[r], n);
 }
