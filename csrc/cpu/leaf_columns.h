@@ -48,8 +48,8 @@ struct Column<double> {
   }
 };
 
-// Prefetches what will follow kCount elements of a row. The processor does so itself, but no further than to the end of
-// a page: not enough to keep the memory busy with several rows side by side.
+// Prefetches what will follow kCount elements of a row: with several rows side by side, what the processor does by
+// itself does not keep the memory busy.
 template <int kCount, class S>
 inline void ask_ahead(const S* p) {
   constexpr int kAhead = 2048, kLine = 64;
