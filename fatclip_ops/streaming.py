@@ -112,17 +112,32 @@ class StreamedRound(Round):
         held = self.memory.get("held")
         return held is not None and held.dtype is dtype and held.shape[1] == sum(self.sizes)
 
+    def add(self, update: Any, weight: float, strict: bool, name: str = "update") -> None:
+        if self.per_update == 1 and type(update) is Tensor:  # the common case: the kernels look at size and dtype
+            seen = self._stream(update, weight, self.memory)
+            if seen is not None:
+                self._note(seen, weight, f"{name} has nan or inf" if strict else "")
+                self.weights.append(weight)
+                return
+        super().add(update, weight, strict, name)
+
     def _take(self, pieces: list[Tensor], weight: float, refusal: str) -> None:
         tensors = self.memory
         if not self.norms and not self._fits(pieces[0].dtype):
             tensors = self._allocate(pieces[0].dtype)
+        seen = self._stream((pieces, len(pieces)), weight, tensors)
+        if seen is None:
+            seen = self._stream(([row_major(t) for t in pieces], len(pieces)), weight, tensors)
+        self._note(seen, weight, refusal)
+        self.memory = tensors
 
-        def call(pieces: list[Tensor]) -> Any:
-            how = (*tensors.values(), self.waiting, self.is_first, torch.get_num_threads())
-            return cpu.MODULE.stream_add((pieces, len(pieces)), self.lam, weight, self.narrow, *how)
+    def _stream(self, row: Any, weight: float, tensors: dict[str, Tensor]) -> Any:
+        """What the kernels saw of a row, in one tensor or in pieces; None where they refuse it."""
+        how = (*tensors.values(), self.waiting, self.is_first, torch.get_num_threads())
+        return cpu.MODULE.stream_add(row, self.lam, weight, self.narrow, *how)
 
-        seen = call(pieces) or call([row_major(t) for t in pieces])
-        norm, coef, rejected, clipped, waiting, is_first = seen
+    def _note(self, seen: Any, weight: float, refusal: str) -> None:
+        norm, coef, rejected, clipped, self.waiting, self.is_first = seen  # the last two as before where it is rejected
         if rejected and refusal:
             raise ValueError(f"{refusal}; the round is as it was")
         if rejected:
@@ -131,7 +146,7 @@ class StreamedRound(Round):
             self.mass += weight
         self.norms.append(norm)
         self.coefs.append(coef)
-        self.memory, self.waiting, self.is_first, self.clipped = tensors, waiting, is_first, self.clipped + clipped
+        self.clipped += clipped
 
     @torch.no_grad()
     def end(self, targets: list[Tensor], reduce: str, strict: bool, subtract: bool, scale: Any) -> Result:

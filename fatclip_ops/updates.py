@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .backends.types import Pieces, Rows, count_rows
-from .checks import check_floating, check_matrix, check_tensors, describe
+from .checks import FLOATING, check_floating, check_matrix, check_tensors, describe
 
 _SAFE = 2.0**100  # sums of weights between this and its inverse lose nothing
 _ROOM = 40
@@ -27,7 +27,11 @@ def read_updates(deltas: Any, params: list[Tensor]) -> Rows:
         return matrix
     if not isinstance(deltas, Iterable) or isinstance(deltas, (str, bytes, dict)):
         raise TypeError(f"deltas must be a matrix or a sequence of client updates, got {describe(deltas)}")
-    clients = [read_update(f"deltas[{i}]", update, params) for i, update in enumerate(deltas)]
+    d = sum(sizes)
+    clients = [
+        [update] if _is_flat(update, d) else read_update(f"deltas[{i}]", update, params)
+        for i, update in enumerate(deltas)
+    ]
     if not clients:
         raise ValueError(f"deltas has no clients, got {describe(deltas)}")
     if len({len(pieces) for pieces in clients}) > 1:  # some flat, some in pieces: cut the flat ones
@@ -37,6 +41,17 @@ def read_updates(deltas: Any, params: list[Tensor]) -> Rows:
 
 def cut(flat: Tensor, params: list[Tensor], sizes: list[int]) -> list[Tensor]:
     return [piece.view(p.shape) for piece, p in zip(flat.split(sizes), params, strict=True)]
+
+
+def _is_flat(update: Any, d: int) -> bool:
+    """Whether this is the common case, which needs no more checks: a plain flat tensor on the CPU."""
+    return (
+        type(update) is Tensor
+        and update.shape == (d,)
+        and update.dtype in FLOATING
+        and update.is_cpu
+        and update.layout is torch.strided
+    )
 
 
 def read_update(name: str, update: Any, params: list[Tensor]) -> list[Tensor]:

@@ -27,11 +27,16 @@ int64_t group_size(const Rows& rows, int threads) {
 // plain by chance.
 constexpr int64_t kSure = 16;
 
+// A cache line of sums: vectors that cross lines take up to 1.2 times as long.
+struct alignas(64) SumLine {
+  double sums[8];
+};
+
 // Memory that a call needs; a thread keeps it between calls, unless it is large.
 struct Workspace {
   std::vector<Columns::Block> blocks;
   std::vector<Squares> partials;  // (group, column blocks)
-  std::vector<double> acc[2];     // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
+  std::vector<SumLine> acc[2];    // (d), the running sum over groups; for float64 rows (2 d), with what it has lost
   Batch known, expected;
   int64_t plain = kSure;  // how many of the last rows that this thread saw were neither clipped nor rejected
   static Workspace& of_this_thread() {
@@ -39,18 +44,18 @@ struct Workspace {
     return w;
   }
   void give_back() {
-    constexpr size_t kKeep = size_t(4) << 20;  // 32 MiB
+    constexpr size_t kKeep = size_t(32) << 20;
     for (auto& sums : acc)
-      if (sums.size() > kKeep) std::vector<double>().swap(sums);
-    if (partials.size() > kKeep) std::vector<Squares>().swap(partials);
+      if (sums.size() * sizeof(SumLine) > kKeep) std::vector<SumLine>().swap(sums);
+    if (partials.size() * sizeof(Squares) > kKeep) std::vector<Squares>().swap(partials);
   }
 };
 
 // Where rows are read once, more of them may be taken at a time: the running sum travels less often. But the more there
-// are, the more are read again where one is clipped after all.
+// are, the more are read again where one is clipped after all, so it takes many plain rows to expect many more.
 int64_t plain_group_size(int64_t group, int64_t plain) {
   constexpr int64_t kMost = 64;
-  return std::max(group, std::min(kMost, plain / kRowRun * kRowRun));
+  return std::max(group, std::clamp(plain / 8 / kRowRun * kRowRun, kSure, kMost));
 }
 
 // Rows [first, first + count).
@@ -68,6 +73,7 @@ struct Aggregation {
   bool narrow_targets;  // none holds more digits than float
   int64_t group;        // rows to take at a time, if they are not expected to be plain
   bool may_expect;      // that rows are: worth it, and each thread can keep to its columns
+  bool from_memory = is_far(rows.m * rows.d * kSize[rows.dtype]);
   AggregateResult result = {};
   double mass = 0;
   Group next = {};
@@ -93,8 +99,9 @@ struct Aggregation {
 
   void room_for_sums(int which) {
     const int64_t sums = rows.dtype == kFloat64 ? 2 * rows.d : rows.d;
-    w.acc[which].resize(std::max<size_t>(w.acc[which].size(), sums));
+    w.acc[which].resize(std::max<size_t>(w.acc[which].size(), (sums + 7) / 8));
   }
+  double* sums(int which) { return reinterpret_cast<double*>(w.acc[which].data()); }
 
   // Sums of squares of this part's blocks of a group, by columns where there are enough of them, else by rows.
   void read(const Group& g, int part, int parts) {
@@ -117,8 +124,8 @@ struct Aggregation {
 
   // Squares of a group in some columns, and the running sum with the rows of w.expected.
   void read_and_add(const Group& g, Range c) {
-    const double* before = g.is_first ? nullptr : w.acc[current].data();
-    double* acc = w.acc[g.is_first ? current : 1 - current].data();
+    const double* before = g.is_first ? nullptr : sums(current);
+    double* acc = sums(g.is_first ? current : 1 - current);
     const Batch& batch = w.expected;
     int64_t read = 0, i = 0;
     do {
@@ -149,7 +156,8 @@ struct Aggregation {
     Squares squares[kRowRun];
     const int count = static_cast<int>(end - begin);
     for (int r = 0; r < count; ++r) pieces[r] = at(rows, batch.row(begin + r), columns[b]);
-    kernels().read_run[rows.dtype](acc, before, pieces, batch.terms() + begin, count, columns[b].n, squares);
+    kernels().read_run[rows.dtype](acc, before, pieces, batch.terms() + begin, count, columns[b].n, from_memory,
+                                   squares);
     for (int r = 0; r < count; ++r) partials[r * columns.count() + b] = squares[r];
   }
 
@@ -184,13 +192,13 @@ struct Aggregation {
   void sum(const Group& g, int part, int parts) {
     if (is_summed && !g.is_last) return;
     const bool alone = g.is_first && g.is_last && !is_summed;
-    double tile[2 * kBlock];  // a single group needs no running sum
+    alignas(SumLine) double tile[2 * kBlock];  // a single group needs no running sum
     const bool applied = result.applied;
     const Output output{args.targets, args.subtract, args.mean && applied ? mass : 1, applied ? args.scale : 0};
     const Range c = share(columns.count(), part, parts);
     for (int64_t b = c.begin; b < c.end; ++b) {
       const Columns::Block& block = columns[b];
-      double* acc = alone ? tile : w.acc[current].data() + block.column;
+      double* acc = alone ? tile : sums(current) + block.column;
       const int64_t lost = alone ? kBlock : rows.d;
       if (!is_summed) add_block(rows, w.known, 0, w.known.ready(), block, acc, g.is_first ? nullptr : acc, lost);
       if (g.is_last && (result.applied || !args.subtract))

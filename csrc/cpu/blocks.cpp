@@ -48,8 +48,6 @@ Norm root(const Squares& squares, int exponent) {
   return {norm.value, exponent, norm.rest};
 }
 
-bool is_far(int64_t bytes) { return bytes > (16 << 20); }
-
 // An Intel Xeon read 27 GB/s in eight runs and 18 in one; an AMD EPYC 27 in eight and 38 in one.
 bool likes_many_runs() {
 #if defined(__x86_64__)
@@ -61,6 +59,8 @@ bool likes_many_runs() {
 }
 
 }  // namespace
+
+bool is_far(int64_t bytes) { return bytes > (16 << 20); }
 
 int reads_for(int64_t bytes) { return is_far(bytes) && likes_many_runs() ? kStreams : 1; }
 int updates_for(int64_t bytes) { return is_far(bytes) ? 2 : 1; }

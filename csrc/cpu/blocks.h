@@ -30,6 +30,9 @@ struct Range {
 };
 inline Range share(int64_t total, int part, int parts) { return {total * part / parts, total * (part + 1) / parts}; }
 
+// Whether so much data comes from memory rather than from a cache.
+bool is_far(int64_t bytes);
+
 // How many runs of blocks to walk side by side: one for what caches hold, and for what comes from memory what suits the
 // prefetchers; see kernels.h. An update has two or three arrays per run, so fewer runs are enough. Always forwards:
 // backwards an update took 1.3 times as long, even of what caches held.

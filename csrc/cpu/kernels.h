@@ -54,13 +54,14 @@ struct Kernels {
   // the clipped SGD update of blocks that differ in addresses and factors only
   void (*sgd[kDTypes])(const SgdBlock* const* blocks, int count);
   // acc[j] = before[j] + sum over r of c[r] * rows[r][j], rows in order; `before` may be acc, or null for zeros. Of
-  // float64 rows, acc[lost + j] collects what roundings take from acc[j], after before[lost + j].
+  // float64 rows, acc[lost + j] collects what roundings take from acc[j], after before[lost + j]. from_memory: the rows
+  // come from there, not from a cache.
   void (*accumulate[kDTypes])(double* acc, const double* before, int64_t lost, const void* const* rows,
-                              const RowTerm* c, int64_t count, int64_t n);
+                              const RowTerm* c, int64_t count, int64_t n, bool from_memory);
   // Of a run of `count` rows that meet in float: out[r] = sumsq(rows[r], n, 1), and acc as accumulate has it. Not for
   // float64.
   void (*read_run[kDTypes])(double* acc, const double* before, const void* const* rows, const RowTerm* c, int count,
-                            int64_t n, Squares* out);
+                            int64_t n, bool from_memory, Squares* out);
   // x[j] -= (acc[j] + lost[j]) / mass * scale; lost may be null
   void (*subtract[kDTypes])(void* x, const double* acc, const double* lost, int64_t n, double mass, double scale);
   // x[j] = (acc[j] + lost[j]) / mass * scale

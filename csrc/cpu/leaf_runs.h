@@ -42,7 +42,8 @@ inline void read_lanes(Sums<S>* sums, const S* const* p, const Floats* factor, i
 }
 
 template <int kRows, bool kPlain, class S>
-void read_rows(double* acc, const double* before, const S* const* p, const RowTerm* c, int64_t n, Squares* out) {
+void read_rows(double* acc, const double* before, const S* const* p, const RowTerm* c, int64_t n, bool from_memory,
+               Squares* out) {
   constexpr int kStep = kRun * kLanes;
   static_assert(kStep % kColumns == 0, "the rest must begin at a border of columns summed together");
   Floats factor[kRows];
@@ -51,6 +52,7 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
   sweep(
       n, kStep,
       [&](int64_t i) {
+        for (int r = 0; r < kRows && from_memory; ++r) ask_ahead<kStep>(p[r] + i);
         for (int v = 0; v < kLanes / kFloats; ++v) read_lanes<kRows, kPlain>(sums, p, factor, i, v, acc, before);
       },
       [&](int64_t i, int rest) {
@@ -59,30 +61,30 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
           add_rest<false>(sums[r], p[r] + i, rest, 1);
           ends[r] = p[r] + i;
         }
-        accumulate<S>(acc + i, before ? before + i : nullptr, 0, ends, c, kRows, rest);
+        accumulate<S>(acc + i, before ? before + i : nullptr, 0, ends, c, kRows, rest, false);
       });
   for (int r = 0; r < kRows; ++r) out[r] = in_range(sums[r], p[r], n);
 }
 
 template <class S>
 void read_run(double* acc, const double* before, const void* const* rows, const RowTerm* c, int count, int64_t n,
-              Squares* out) {
+              bool from_memory, Squares* out) {
   const S* const* p = reinterpret_cast<const S* const*>(rows);
   bool plain = true;
   for (int r = 0; r < count; ++r) plain &= c[r].narrow == 1;
   switch (count) {
-    case 1: return read_rows<1, false>(acc, before, p, c, n, out);
-    case 2: return read_rows<2, false>(acc, before, p, c, n, out);
-    case 3: return read_rows<3, false>(acc, before, p, c, n, out);
+    case 1: return read_rows<1, false>(acc, before, p, c, n, from_memory, out);
+    case 2: return read_rows<2, false>(acc, before, p, c, n, from_memory, out);
+    case 3: return read_rows<3, false>(acc, before, p, c, n, from_memory, out);
     default:
-      return plain ? read_rows<kRowRun, true>(acc, before, p, c, n, out)
-                   : read_rows<kRowRun, false>(acc, before, p, c, n, out);
+      return plain ? read_rows<kRowRun, true>(acc, before, p, c, n, from_memory, out)
+                   : read_rows<kRowRun, false>(acc, before, p, c, n, from_memory, out);
   }
 }
 
 // Rows of float64 are not summed in runs.
 template <>
-void read_run<double>(double*, const double*, const void* const*, const RowTerm*, int, int64_t, Squares*) {}
+void read_run<double>(double*, const double*, const void* const*, const RowTerm*, int, int64_t, bool, Squares*) {}
 
 }  // namespace
 }  // namespace fatclip

@@ -8,19 +8,36 @@
 namespace fatclip {
 namespace {
 
-// The rows that wait, and one more if `row` is given, cut like that one.
-Rows rows_of(const Stream& s, const Rows* row) {
-  Rows all{s.waiting + (row ? 1 : 0), s.d, s.dtype, {}, s.lengths};
-  for (int64_t i = 0; i < s.waiting; ++i) {
-    int64_t column = i * s.d;
-    for (int64_t n : s.lengths) {
-      all.pieces.push_back(advance(static_cast<const void*>(s.held), column, s.dtype));
-      column += n;
-    }
+// Memory that a call needs; a thread keeps it between calls.
+struct Workspace {
+  Rows all;
+  std::vector<Columns::Block> blocks;
+  std::vector<Squares> partials;
+  Batch batch;
+
+  static Workspace& of_this_thread() {
+    thread_local Workspace w;
+    return w;
   }
-  if (row) all.pieces.insert(all.pieces.end(), row->pieces.begin(), row->pieces.end());
-  return all;
-}
+  // The rows of a stream that wait, and one more if `row` is given, cut like that one; the batch has those that wait.
+  void take(const Stream& s, const Rows* row) {
+    all.m = s.waiting + (row ? 1 : 0);
+    all.d = s.d;
+    all.dtype = s.dtype;
+    all.lengths = s.lengths;
+    all.pieces.clear();
+    batch.clear();
+    for (int64_t i = 0; i < s.waiting; ++i) {
+      int64_t column = i * s.d;
+      for (int64_t n : s.lengths) {
+        all.pieces.push_back(advance(static_cast<const void*>(s.held), column, s.dtype));
+        column += n;
+      }
+      batch.add(i, s.terms[i]);
+    }
+    if (row) all.pieces.insert(all.pieces.end(), row->pieces.begin(), row->pieces.end());
+  }
+};
 
 // Squares of a row's blocks, and a copy of them where `copy` is not null.
 void read_and_copy(const Rows& rows, int64_t row, const Columns& columns, Range c, Squares* partials, void* copy) {
@@ -37,31 +54,27 @@ void read_and_copy(const Rows& rows, int64_t row, const Columns& columns, Range 
   }
 }
 
-Batch waiting(const Stream& s) {
-  Batch batch;
-  for (int i = 0; i < s.waiting; ++i) batch.add(i, s.terms[i]);
-  return batch;
-}
-
 }  // namespace
 
 StreamedRow stream_add(const Rows& row, double lam, double weight, bool narrow_targets, Stream* s, int threads) {
-  const Rows all = rows_of(*s, &row);
-  std::vector<Columns::Block> blocks;
-  const Columns columns(all, blocks);
-  std::vector<Squares> partials(columns.count());
+  Workspace& w = Workspace::of_this_thread();
+  w.take(*s, &row);
+  const Rows& all = w.all;
+  Batch& batch = w.batch;
+  const Columns columns(all, w.blocks);
+  w.partials.resize(std::max<size_t>(w.partials.size(), columns.count()));
+  Squares* const partials = w.partials.data();
   const int64_t last = s->waiting;
   const bool fills = last == kRowRun - 1;
   void* const copy = fills ? nullptr : advance(s->held, last * s->d, s->dtype);
-  Batch batch = waiting(*s);
   StreamedRow result;
   Barrier barrier;
   parallel(useful_threads(s->d, threads), [&](int part, int parts) {
     const Range c = share(columns.count(), part, parts);
-    read_and_copy(all, last, columns, c, partials.data(), copy);
+    read_and_copy(all, last, columns, c, partials, copy);
     if (parts > 1) barrier.wait(parts);
     if (part == 0) {
-      const Norm norm = row_norm(all, last, partials.data(), columns.count());
+      const Norm norm = row_norm(all, last, partials, columns.count());
       result = {norm.value(), norm.finite() ? coefficient(norm, lam) : 0, !norm.finite(),
                 norm.finite() && clips(norm, lam)};
       if (!result.rejected && weight != 0) {
@@ -85,10 +98,11 @@ StreamedRow stream_add(const Rows& row, double lam, double weight, bool narrow_t
 }
 
 void stream_finish(Stream* s, const Output& output, int threads) {
-  const Rows all = rows_of(*s, nullptr);
-  std::vector<Columns::Block> blocks;
-  const Columns columns(all, blocks);
-  Batch batch = waiting(*s);
+  Workspace& w = Workspace::of_this_thread();
+  w.take(*s, nullptr);
+  const Rows& all = w.all;
+  Batch& batch = w.batch;
+  const Columns columns(all, w.blocks);
   batch.close(true);
   parallel(useful_threads(s->d, threads), [&](int part, int parts) {
     const Range c = share(columns.count(), part, parts);

@@ -76,7 +76,9 @@ inline void add_block(const Rows& rows, const Batch& batch, int64_t begin, int64
   thread_local std::vector<const void*> pieces;
   pieces.clear();
   for (int64_t i = begin; i < end; ++i) pieces.push_back(at(rows, batch.row(i), block));
-  kernels().accumulate[rows.dtype](acc, before, lost, pieces.data(), batch.terms() + begin, end - begin, block.n);
+  // Few rows at a time are found as fast without asking ahead.
+  const bool asks = is_far(rows.m * rows.d * kSize[rows.dtype]) && end - begin > kRowRun;
+  kernels().accumulate[rows.dtype](acc, before, lost, pieces.data(), batch.terms() + begin, end - begin, block.n, asks);
 }
 
 // Calls body(target, first element, count, column) for the pieces of the targets that hold columns [begin, end).

@@ -43,7 +43,8 @@ void check_accumulate(Case& c, int64_t count, bool exact, bool first, bool narro
   const std::vector<Exact> got = agreed("accumulate", c, sums, [&](const Kernels& k, auto& work) {
     double* acc = static_cast<double*>(work[0].data());
     const double* before = in_place ? acc : static_cast<const double*>(work[1].data());
-    k.accumulate[c.t](acc, first ? nullptr : before, c.n, s.pointers.data(), s.terms.data(), count, c.n);
+    k.accumulate[c.t](acc, first ? nullptr : before, c.n, s.pointers.data(), s.terms.data(), count, c.n,
+                      count % 2 == 0);
   });
   check(got[1].same(sums[1]), {"accumulate reads only", "", c.t, c.n, count});
   bool ok = true;
@@ -69,18 +70,22 @@ void check_read_run(Case& c, int count, bool first) {
   for (RowTerm& term : s.terms) term = c.offset % 2 ? RowTerm{{1, 1, 0}, 1} : term;
   const std::vector<double> start = whole(c.random, c.n, 100);
   const std::vector<Exact> sums = {Exact(kFloat64, start, c.offset), Exact(kFloat64, 2 * count)};
-  auto run = [&](const Kernels& k, auto& work, bool once) {
+  enum Way { kTwice, kOnce, kOnceFromMemory };
+  auto run = [&](const Kernels& k, auto& work, Way way) {
     double* acc = static_cast<double*>(work[0].data());
     auto* squares = static_cast<fatclip::Squares*>(work[1].data());
     const double* before = first ? nullptr : acc;
-    if (once) return k.read_run[c.t](acc, before, s.pointers.data(), s.terms.data(), count, c.n, squares);
-    k.accumulate[c.t](acc, before, 0, s.pointers.data(), s.terms.data(), count, c.n);
+    if (way != kTwice)
+      return k.read_run[c.t](acc, before, s.pointers.data(), s.terms.data(), count, c.n, way == kOnceFromMemory,
+                             squares);
+    k.accumulate[c.t](acc, before, 0, s.pointers.data(), s.terms.data(), count, c.n, false);
     for (int r = 0; r < count; ++r) squares[r] = k.sumsq[c.t](s.pointers[r], c.n, 1);
   };
   std::vector<std::vector<Exact>> got;
-  for (const bool once : {false, true})
-    got.push_back(agreed("read_run", c, sums, [&](const Kernels& k, auto& work) { run(k, work, once); }));
-  check(got[0][0].same(got[1][0]) && got[0][1].same(got[1][1]), {"read_run", "", c.t, c.n, count});
+  for (const Way way : {kTwice, kOnce, kOnceFromMemory})
+    got.push_back(agreed("read_run", c, sums, [&](const Kernels& k, auto& work) { run(k, work, way); }));
+  for (const Way way : {kOnce, kOnceFromMemory})
+    check(got[way][0].same(got[kTwice][0]) && got[way][1].same(got[kTwice][1]), {"read_run", "", c.t, c.n, count});
 }
 
 // with_rest: float64 sums come with what they have lost, and the result is rounded once.
@@ -120,7 +125,7 @@ void check_overflow(Case& c) {
     for (const bool subtract : {false, true}) {
       std::vector<double> acc(2 * c.n), x(c.n, 1);
       const double* lost = acc.data() + c.n;
-      k.kernels->accumulate[kFloat64](acc.data(), nullptr, c.n, rows, terms, 2, c.n);
+      k.kernels->accumulate[kFloat64](acc.data(), nullptr, c.n, rows, terms, 2, c.n, false);
       (subtract ? k.kernels->subtract : k.kernels->store)[kFloat64](x.data(), acc.data(), lost, c.n, 2, 0.5);
       bool ok = true;
       for (double v : x) ok &= v == (subtract ? -INFINITY : INFINITY);

@@ -250,3 +250,21 @@ def test_results_are_kept():
     assert first.norms.tolist() == [2.0]
     assert first.norms.dtype == first.coefs.dtype == torch.float64
     assert repr(second) == "ServerResult(clients=2, clipped=1.000, rejected=[1], applied=True)"
+
+
+@pytest.mark.parametrize(
+    ("odd", "error", "match"),
+    [
+        (torch.zeros(3), ValueError, r"deltas\[1\] must be flat with 2 elements"),
+        (torch.zeros(2, 1), ValueError, r"deltas\[1\] must be flat with 2 elements"),
+        (torch.zeros(2).long(), TypeError, r"deltas\[1\] must be float32"),
+        (torch.zeros(2).to_sparse(), TypeError, r"deltas\[1\] must be a dense tensor"),
+        (torch.zeros(2, device="meta"), ValueError, r"deltas\[1\] has no data"),
+        (None, TypeError, r"deltas\[1\] must be a tensor"),
+    ],
+)
+def test_an_odd_row_of_a_list_is_named(odd, error, match):
+    x = torch.ones(2)
+    with pytest.raises(error, match=match):
+        FatClipServer([x]).step([torch.zeros(2), odd])
+    assert x.tolist() == [1.0, 1.0]

@@ -179,7 +179,10 @@ class TestRefusals:
         ("update", "weight", "error", "match"),
         [
             (torch.zeros(D + 1), 1.0, ValueError, "update must be flat with 2332 elements"),
+            (torch.zeros(2, D // 2), 1.0, ValueError, "update must be flat with 2332 elements"),
             (torch.zeros(D, dtype=torch.int64), 1.0, TypeError, "update must be float32"),
+            (torch.zeros(D).to_sparse(), 1.0, TypeError, "update must be a dense tensor"),
+            (torch.zeros(D, device="meta"), 1.0, ValueError, "update has no data"),
             ([torch.zeros(40, 50)], 1.0, ValueError, "one array per parameter"),
             (3.0, 1.0, TypeError, "update must be a tensor"),
             (torch.zeros(D), -1.0, ValueError, "weight must be at least 0, got -1"),
