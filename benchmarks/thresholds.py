@@ -102,7 +102,7 @@ def draw(lines: list[dict[str, Any]]) -> None:
     """Every run as a point, the median as a line."""
     found = [problem for problem in PROBLEMS if any(line["problem"] == problem for line in lines)]
     with styled():
-        figure = new_figure(3.2 * len(found), 3.0)
+        figure = new_figure(3.4 * len(found), 3.8)
         for number, problem in enumerate(found):
             ax = figure.add_subplot(1, len(found), number + 1)
             for i, threshold in enumerate(THRESHOLDS):
