@@ -26,7 +26,8 @@ def select_update(like: Tensor) -> Backend:
 
     The kernels look at every tensor themselves and refuse (None) what they cannot take; the reference takes it then.
     """
-    if _is_followed():
+    # _is_followed() written out: the call would take a fiftieth of a small server step
+    if _compiling() or _transforms() is not None or _dispatch_modes() > 0 or _forward_ad._current_level >= 0:
         return reference
     if cpu.MODULE is not None and (cuda.RUNTIME is None or like.is_cpu):
         return cpu
