@@ -56,15 +56,17 @@ class Ranks:
             if not _GROUP:
                 _GROUP.append(dist.new_group(backend="gloo", timeout=TIMEOUT))
         ranks = cls(dist.get_rank(), dist.get_world_size(), _GROUP[0])
+        done = False
         try:
-            try:
-                yield ranks
-            except StoppedError:
-                dist.barrier(ranks.group)
-                raise
-            with _lost():
-                dist.barrier(ranks.group)
+            yield ranks
+            done = True
+        except StoppedError:
+            done = True
+            raise
         finally:
+            if done:  # nobody leaves before all are done; one that has left already is no error any more
+                with contextlib.suppress(RuntimeError):
+                    dist.barrier(ranks.group)
             ranks.group = None  # whoever still has the ranks must not keep the group's threads
 
     @property
