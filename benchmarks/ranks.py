@@ -26,7 +26,7 @@ from .reporting import machine
 PI: dict[str, Any] = {"algorithm": "fatclip-pi", "lam": 0.5, "rounds": 10**9, "eval_every": 10**9}
 LOGISTIC = {**PI, "problem": "mnist-logistic", "batch": 64, "local_steps": 1, "clients": 600}
 CNN = {**PI, "problem": "cifar10-cnn", "clients": 10, "samples_per_client": 500, "batch": 50, "local_epochs": 1}
-# settings, participants (None: all), and the rounds that are timed
+# settings, and how many rounds are timed
 ROWS: dict[str, tuple[dict[str, Any], int]] = {
     "CIFAR-10 CNN, 10 clients of 500": (CNN, 3),
     "logistic regression, 10,000 clients": ({**LOGISTIC, "tiled": 10_000}, 5),

@@ -208,12 +208,8 @@ class _Plan:
 
     def __init__(self, rounds: CohortRounds, assignment: Assignment) -> None:
         c, size = rounds.config, rounds.chunk
-        everyone = assignment.full or c.participating == c.clients
-        clients = (
-            np.arange(c.clients)
-            if everyone
-            else seeding.participants(c.seed, assignment.round_, c.clients, c.participating)
-        )
+        count = c.clients if assignment.full else c.participating
+        clients = seeding.participants(c.seed, assignment.round_, c.clients, count)
         self.rounds, self.assignment = rounds, assignment
         self.chunks = [clients[i : i + size] for i in range(0, len(clients), size)]
         self.per_block = -(-len(self.chunks) // MOST_PARTIALS)
