@@ -88,7 +88,7 @@ figures: $(BUILT)
 
 # PEERS=pfl,fedjax,flwr compares with them, too; their environments are made under ~/.cache/fatclip.
 bench: $(TOOLS) $(BUILT)
-	@$(PY) -m benchmarks kernels --out $(RESULTS) --readme benchmarks/README.md
+	@$(PY) -m benchmarks kernels --processes 5 --seconds 0.6 --out $(RESULTS) --readme benchmarks/README.md
 	@$(PY) -m benchmarks rounds --peers "$(PEERS)" --out $(RESULTS) --readme benchmarks/README.md
 	@$(PY) -m benchmarks growth --out $(RESULTS)
 	@$(PY) -m benchmarks engines --out $(RESULTS)

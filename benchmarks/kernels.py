@@ -4,7 +4,10 @@ import argparse
 import contextlib
 import json
 import statistics
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +61,47 @@ def measure(case: cases.Case, seconds: float) -> dict[str, Any]:
     }
 
 
+def measure_here(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows that were asked for, in this process."""
+    for make in all_cases(not args.no_compile):
+        case = make()
+        if args.only in f"{case.op} {case.size}":
+            yield measure(case, args.seconds)
+
+
+def measure_in_processes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The same in fresh processes, one after another: a row is the median of theirs."""
+    asked = ["--threads", str(args.threads), "--seconds", str(args.seconds), "--only", args.only]
+    asked += ["--no-compile"] if args.no_compile else []
+    found = []
+    for _ in range(args.processes):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "benchmarks", "kernels", *asked, "--out", folder]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            found.append(json.loads(Path(folder, "kernels.json").read_text())["rows"])
+    yield from map(merge, zip(*found, strict=True))
+
+
+def merge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several processes: that of the median ratio (of two, the smaller), and the range of all.
+
+    >>> merge([{"ratio": 5.0}, {"ratio": 2.0}, {"ratio": 9.0}])
+    {'ratio': 5.0, 'range': [2.0, 9.0]}
+    """
+    ordered = sorted(rows, key=lambda row: row["ratio"])
+    middle = ordered[(len(ordered) - 1) // 2]
+    return middle | {"range": [ordered[0]["ratio"], ordered[-1]["ratio"]]}
+
+
 def line(row: dict[str, Any]) -> str:
     return (
         f"{row['operation']:28s} {row['size']:56s} {row['microseconds']:10,.1f} {row['ratio']:7.2f}x"
-        f" {row['against']:12s} {row['goal']:8s} {_naive(row):>8s}"
-    )
+        f" {row['against']:12s} {row['goal']:8s} {_naive(row):>8s} {_range(row)}"
+    ).rstrip()
+
+
+def _range(row: dict[str, Any]) -> str:
+    return "{:.2f} to {:.2f}".format(*row["range"]) if "range" in row else ""
 
 
 def _naive(row: dict[str, Any]) -> str:
@@ -71,14 +110,17 @@ def _naive(row: dict[str, Any]) -> str:
 
 def readme_table(result: dict[str, Any]) -> str:
     """The rows as Markdown, with the machine below them."""
+    ranges = any("range" in row for row in result["rows"])
     lines = [
-        "| operation | size | ours | torch's best / ours | goal | as people write it / ours |",
-        "|---|---|---|---|---|---|",
+        "| operation | size | ours | torch's best / ours | goal | as people write it / ours |" + " range |" * ranges,
+        "|---|---|---|---|---|---|" + "---|" * ranges,
     ]
     for row in result["rows"]:
         lines.append(
             f"| {row['operation']} | {row['size']} | {row['microseconds']:,.1f} us"
             f" | **{row['ratio']:.2f}x** ({row['against']}) | {row['goal']} | {_naive(row)} |"
+            + f" {_range(row)} |"
+            * ranges
         )
     m = result["machine"]
     about = f"{m['cores']} cores ({m['cpu']}), torch {m['torch']}, {result['threads']} threads, float32."
@@ -91,22 +133,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="per row (default 4)")
     parser.add_argument("--only", default="", help="rows whose text contains this")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes most of the time)")
+    fresh = "fresh processes of which each row is the median, because torch's speed may differ between them (default 1)"
+    parser.add_argument("--processes", type=int, default=1, help=fresh)
     parser.add_argument("--out", type=Path, help="folder for kernels.json")
     parser.add_argument("--readme", type=Path, help="rewrite the table between the markers of this file")
     args = parser.parse_args(argv)
-    if args.threads < 1:
-        parser.error(f"--threads must be at least 1, got {args.threads}")
+    for name in ("threads", "processes"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
     torch.set_num_threads(args.threads)
     print(fc.show_config(), end="\n\n")
     print("Ratio: time of torch's fastest way / ours, median of interleaved rounds; every side first shown to agree.")
     head = f"{'operation':28s} {'size':56s} {'ours, us':>10s} {'ratio':>8s} {'against':12s} {'goal':8s} {'naive':>8s}"
     print(head, "-" * len(head), sep="\n")
     result: dict[str, Any] = {"machine": machine(), "threads": args.threads, "rows": []}
-    for make in all_cases(not args.no_compile):
-        case = make()
-        if args.only in f"{case.op} {case.size}":
-            result["rows"].append(measure(case, args.seconds))
-            print(line(result["rows"][-1]), flush=True)
+    for row in measure_here(args) if args.processes == 1 else measure_in_processes(args):
+        result["rows"].append(row)
+        print(line(row), flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "kernels.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -2,8 +2,9 @@ import copy
 import json
 
 import pytest
+import torch
 
-from benchmarks import engines, growth, guard, kernels, rounds_report
+from benchmarks import cases, engines, growth, guard, kernels, rounds_report
 from benchmarks.__main__ import COMMANDS, main
 from benchmarks.reporting import rewrite
 
@@ -127,6 +128,26 @@ def test_the_kernels_table_has_a_line_per_row():
     assert "| step | 2 x 3 | 1,234.5 us | **2.00x** (foreach) | >= 5x |  |" in text
     assert "| >= 5x | 3.25x |" in text
     assert text.endswith("2 cores (a processor), torch 2.13.0, 2 threads, float32.")
+
+
+def test_of_several_processes_a_row_is_the_median_and_shows_the_range():
+    fast, slow = ({"operation": "step", "size": "2 x 3", "naive": None, "goal": "", "ratio": r} for r in (2.0, 9.0))
+    row = kernels.merge([slow, fast | {"against": "foreach", "microseconds": 1.0}])  # of two, the smaller
+    text = kernels.readme_table({"machine": RESULT["machine"], "threads": 2, "rows": [row]})
+    assert "| **2.00x** (foreach) |  |  | 2.00 to 9.00 |" in text
+    columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert columns == {8}
+
+
+def test_kernels_in_two_processes_write_one_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "all_cases", lambda compile_too: [lambda: cases.server_case(5, 3, compile_too)])
+    monkeypatch.setattr(kernels.subprocess, "run", lambda command, **_: kernels.main(command[4:]))
+    threads = torch.get_num_threads()
+    asked = ["--processes", "2", "--seconds", "0", "--no-compile", "--only", "5 x 3", "--out", str(tmp_path)]
+    assert kernels.main(["--threads", str(threads), *asked]) == 0
+    (row,) = json.loads((tmp_path / "kernels.json").read_text())["rows"]
+    low, high = row["range"]
+    assert low == row["ratio"] <= high
 
 
 def test_an_unknown_command_is_named_and_the_known_ones_listed(capsys):
