@@ -165,6 +165,52 @@ def clipped_bias_bound(G: float, lam: float, alpha: float) -> float:
     return float(G**alpha * lam ** (1 - alpha))
 
 
+@dataclass(frozen=True)
+class Descent:
+    """One round of PI or PR on an L-smooth f with E||g||^alpha <= G^alpha, constants included (docs/reproduction.md).
+
+    E f(x_{t+1}) <= E f(x_t) - step / 4 E||grad f(x_t)||^2 + step noise, where step = eta eta_L K.
+    All clients take part, and the server takes the mean.
+    """
+
+    step: float
+    noise: float
+
+    def gradient(self, gap: float, T: int) -> float:
+        """At least the mean over T rounds of E||grad f(x_t)||^2; gap: f(x_0) - f*."""
+        return 4 * gap / (self.step * T) + 4 * self.noise
+
+    def output(self, gap: float, T: int, mu: float) -> float:
+        """At least E f(x) - f* of mu-strongly convex f, with x drawn by `output_weights`.
+
+        ||grad f||^2 >= 2 mu (f - f*), so that the error after t rounds is at most q^t gap + 2 noise / mu, where
+        q = 1 - mu step / 2.
+        """
+        left = (1 - mu * self.step / 2) ** np.arange(1, T + 1)
+        return float(output_weights(T, mu, self.step) @ left * gap + 2 * self.noise / mu)
+
+
+def descent(choice: Parameters, *, lam: float, eta_l: float, G: float, L: float = 1.0) -> Descent:
+    """The inequality for the theorems' product of rates, a threshold and a client rate.
+
+    >>> choice = parameters("fatclip-pi", 2.0, m=4, K=1, T=10_000)
+    >>> bound = descent(choice, lam=200.0, eta_l=choice.eta_l_max, G=1.0)
+    >>> bound.step, round(bound.gradient(gap=1.0, T=10_000), 4)  # 4 / (0.02 T) + 6 (G^2 / lam)^2 + 4 * 0.02 G^2 / m
+    (0.02, 0.0402)
+    """
+    step, a, m, K = choice.step(), choice.alpha, choice.m, choice.K
+    if choice.algorithm == "fatclip-pr":
+        most, sent = 1 / 4, K * G  # E||Delta||^alpha <= (K G)^alpha
+        bias = clipped_bias_bound(sent, lam, a) + L * G * eta_l * K * (K - 1) / 2
+        noise = 3 / 4 * (bias / K) ** 2 + L * step * clipped_moment_bound(sent, lam, a) / (2 * m * K**2)
+    else:
+        most, square = 1 / 8, clipped_moment_bound(G, lam, a)
+        drift = (L * eta_l) ** 2 * square * (K - 1) * (2 * K - 1) / 3
+        noise = 3 / 4 * (2 * clipped_bias_bound(G, lam, a) ** 2 + drift) + L * step * square / (m * K)
+    _need(step * L <= most, f"{choice.algorithm}: the bound needs eta*eta_L*K*L <= {most}, got {step * L:.6g}")
+    return Descent(step, noise)
+
+
 def _need_moment(G: float, lam: float, alpha: float) -> None:
     _need_positive("G", G)
     _need_positive("lam", lam)

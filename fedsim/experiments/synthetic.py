@@ -1,14 +1,19 @@
 """The quadratic: under Cauchy noise (E1), under alpha-stable noise (E2), and its rates next to the theorems' (E8)."""
 
+import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from .. import figures, theory
+from .. import figures, noise, theory
 from ..cells import CellResult
 from ..config import Config
+from ..errors import InputError
 from ..measure import FinalLoss, GradientNorm
+from ..models import quadratic
 from ..simulation import Simulation
 from ..table import Table
 from .grid import Axis, Experiment, axis
@@ -66,14 +71,50 @@ POINTS = {f"{letter}={n}": BASE | {LETTERS[letter]: n} for letter, line in LINES
 CASES = ("non-convex", "strongly convex", "strongly convex, c = 1")
 
 
-def chosen(config: Config, levels: Mapping[str, str]) -> dict[str, Any]:
-    """The theorems' parameters for a config, with the largest client rate that they allow."""
+def choose(config: Config, case: str) -> theory.Parameters:
+    """The theorems' parameters for a config; where they state no lam (PR, strongly convex) it is PI's."""
     assert config.local_steps is not None
     m, K, T = config.clients, config.local_steps, config.rounds
-    alpha, convex, c = config.noise_alpha, levels["case"] != CASES[0], m * K if levels["case"] == CASES[1] else 1
+    alpha, convex, c = config.noise_alpha, case != CASES[0], m * K if case == CASES[1] else 1
     choice = theory.parameters(config.algorithm, alpha, m, K, T, convex, c=c)
-    lam = choice.lam or theory.parameters("fatclip-pi", alpha, m, K, T, convex).lam
-    return {"lam": lam, "eta": choice.eta_eta_l, "eta_l": choice.eta_l_max}
+    return replace(choice, lam=choice.lam or theory.parameters("fatclip-pi", alpha, m, K, T, convex).lam)
+
+
+def chosen(config: Config, levels: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of that choice, with the largest client rate that it allows."""
+    choice = choose(config, levels["case"])
+    return {"lam": choice.lam, "eta": choice.eta_eta_l, "eta_l": choice.eta_l_max}
+
+
+@functools.cache
+def find_moment(alpha: float) -> tuple[float, float]:
+    """An order a and G = (E||x_0 + xi||^a)^(1/a), from a million samples; gradients are largest at x_0.
+
+    The moment of order alpha is infinite below 2: there a is alpha - 0.1.
+    """
+    order, x = alpha if alpha == 2 else alpha - 0.1, quadratic.start(3, torch.float64).numpy()
+    g = x + noise.sample("stable", (1_000_000, 3), np.random.default_rng(0), alpha=alpha)
+    return order, float(np.mean(np.linalg.norm(g, axis=1) ** order) ** (1 / order))
+
+
+def compare_with_bound(result: CellResult) -> tuple[float, float]:
+    """The error of a cell, as its table has it, and what `theory.descent` allows; nan where a step is too long for it.
+
+    f has L = mu = 1 and the gap f(x_0).
+    """
+    config, case, found = result.cell.config, result.cell.levels["case"], result.measured
+    order, G = find_moment(config.noise_alpha)
+    gap = float(quadratic.loss(quadratic.start(3, torch.float64)))
+    error = float(np.sqrt(np.mean(found["squares"])) if case == CASES[0] else np.mean(found["weighted"]))
+    choice = replace(choose(config, case), alpha=order)
+    assert choice.lam is not None
+    try:
+        bound = theory.descent(choice, lam=choice.lam, eta_l=choice.eta_l_max, G=G)
+    except InputError:
+        return error, np.nan
+    if case == CASES[0]:
+        return error, float(np.sqrt(bound.gradient(gap, config.rounds)))
+    return error, bound.output(gap, config.rounds, mu=1.0)
 
 
 class RateErrors(GradientNorm):
@@ -117,6 +158,7 @@ E8 = Experiment(
     measure=RateErrors(),
     table=tabulate,
     figure=lambda results: figures.slopes(results, list(LETTERS)),
+    more={"-bounds": lambda results: figures.bounds(results, compare_with_bound)},
     seeds={"quick": 20, "paper": 40},
     default="paper",
     notes=(

@@ -7,11 +7,11 @@ from ..cells import CellResult
 from ..experiments.grid import Experiment
 from ..plotting import styled
 from . import page
-from .curves import best, curves, histories, lines, overlay, slope, slopes, sweep
+from .curves import best, bounds, curves, histories, lines, overlay, slope, slopes, sweep
 from .noise import alpha_errors, histograms, tail_indexes
 from .trials import failures, outcomes, stability
 
-__all__ = ["best", "curves", "histories", "lines", "overlay", "slope", "slopes", "sweep"]
+__all__ = ["best", "bounds", "curves", "histories", "lines", "overlay", "slope", "slopes", "sweep"]
 __all__ += ["alpha_errors", "failures", "histograms", "outcomes", "save", "stability", "tail_indexes"]
 
 

@@ -1,15 +1,15 @@
 """Losses, accuracies and errors: against the communication round, over the settings of a sweep, against sizes (E8)."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..cells import levels_of
+from ..cells import CellResult, levels_of
 from ..measure import best_settings, final_values, group_by
-from ..plotting import Axes, Figure, style_of
+from ..plotting import GREY, Axes, Figure, style_of
 from ..theory import exponents
 from .page import Results, count_rounds, legend_below, level_line, mark_levels, panels, plain_log, points, split
 
@@ -246,4 +246,22 @@ def slopes(results: Results, letters: Sequence[str]) -> Figure:
         ax.set_title(f"slope along {NAMES[letter]}")
         row[0].set_ylabel((f"{case}:\n" if len(cases) > 1 else "") + "slope of log error")
     legend_below(figure, axes[0], f"95 % bootstrap intervals over {len(results[0].cell.seeds)} seeds")
+    return figure
+
+
+def bounds(results: Results, compare: Callable[[CellResult], tuple[float, float]]) -> Figure:
+    """Every cell's bound against its error, a panel per case; above the diagonal the bound holds."""
+    parts = split(results, "case")
+    figure, [axes] = panels(1, len(parts), size=(3.2, 3.1))
+    for ax, (case, part) in zip(axes, parts, strict=True):
+        for number, (algorithm, cells) in enumerate(split(part, "algorithm")):
+            marks = style_of(algorithm, number) | {"linestyle": "", "markersize": 4, "alpha": 0.7}
+            ax.plot(*np.array([compare(cell) for cell in cells]).T, **marks, label=algorithm)
+        plain_log(ax, "x")
+        plain_log(ax)
+        ends = ax.get_xlim()
+        ax.plot(ends, ends, color=GREY, linestyle=":", linewidth=0.9, label="bound = error")
+        ax.set(title=case, xlabel="measured error")
+    axes[0].set_ylabel("bound with its constants")
+    legend_below(figure, axes)
     return figure

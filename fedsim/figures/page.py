@@ -61,16 +61,17 @@ def count_rounds(ax: Axes) -> None:
     ax.set_xlabel("communication round $t$")
 
 
-def plain_log(ax: Axes) -> None:
-    """A logarithmic y axis whose ticks are plain numbers, as long as those are short."""
+def plain_log(ax: Axes, name: str = "y") -> None:
+    """A logarithmic axis whose ticks are plain numbers, as long as those are short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    ax.set_yscale("log")
-    low, high = ax.get_ylim()
+    ax.set(**{f"{name}scale": "log"})
+    axis = getattr(ax, f"{name}axis")
+    low, high = axis.get_view_interval()
     if high < 1e5 * low:
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def mark_levels(ax: Axes, levels: Sequence[str], label: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedsim import figures
 from fedsim.cells import CellResult
-from fedsim.experiments import find
+from fedsim.experiments import find, synthetic
 from fedsim.figures.curves import series
 from fedsim.plotting import ALGORITHMS, OTHERS, styled
 from fedsim.run.directory import Request, RunDirectory
@@ -169,6 +169,9 @@ def test_errors_of_alpha_stand_next_to_the_papers():
     assert list(paper.lines[0].get_ydata()) == [-2.82, -1.09, -0.12, 3.12]
 
 
+PR_AT_8 = ("non-convex", "2.0", "FAT-Clipping-PR", "m=8")
+
+
 def rated(cell):
     m, k, t = cell.config.clients, cell.config.local_steps, cell.config.rounds
     error = m**-0.5 * k**0.25 * t**-1.0
@@ -190,6 +193,23 @@ def test_slopes_are_found_exactly_and_stand_next_to_theory():
     assert len(figure.axes) == 9
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"FAT-Clipping-PI: measured", "FAT-Clipping-PR: theory"} <= set(names)
+
+
+def test_bounds_are_drawn_against_errors_and_left_out_where_there_are_none():
+    figure = find("rates").more["-bounds"](results("rates", rated))
+    first = figure.axes[0]
+    (pi, pr, diagonal) = first.lines
+    assert len(pi.get_xdata()) == len(pr.get_xdata()) == 4 * 17
+    assert np.isnan(pi.get_ydata()).sum() == 39  # the theorems' steps that are too long for the inequality
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    # alpha 2: f(x_0) = 7.25 / 2 and G^2 = E||x_0 + xi||^2 = 7.25 + 3 * 2
+    cell = next(c for c in find("rates").cells("paper", 1) if tuple(c.levels.values()) == PR_AT_8)
+    error, bound = synthetic.compare_with_bound(CellResult(cell, [], rated(cell)))
+    step, lam, sent = cell.config.eta * 4, cell.config.lam, 4 * math.sqrt(13.25)
+    bias = sent**2 / lam + math.sqrt(13.25) * cell.config.eta_l * 6
+    noise = 0.75 * (bias / 4) ** 2 + step * sent**2 / (2 * 8 * 16)
+    assert error == pytest.approx(8**-0.5 * 4**0.25 / 500)
+    assert bound == pytest.approx(math.sqrt(4 * 3.625 / (step * 500) + 4 * noise), rel=0.01)  # G is from samples
 
 
 def test_the_interval_of_a_slope_is_that_of_the_seeds():

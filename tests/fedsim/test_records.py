@@ -56,7 +56,7 @@ def test_the_same_records_give_the_same_bytes(tool, packed, tmp_path):
     for folder in ("a", "b"):
         assert tool.draw_all(packed[0], tmp_path / folder) == 0
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert names == ["rates.svg", "synthetic-cauchy.png", "synthetic-cauchy.svg"]
+    assert names == ["rates-bounds.svg", "rates.svg", "synthetic-cauchy.png", "synthetic-cauchy.svg"]
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
 
 

@@ -231,6 +231,52 @@ def test_the_bounds_are_reached_where_the_derivation_has_equality():
     assert p * (R - lam) <= bound == pytest.approx(p * (R - lam), rel=2e-3)
 
 
+# Worked by hand: m = 2, K = 3, step = 3 * 0.01, alpha = 2, G = 2, lam = 4, eta_l = 0.1, L = 1.
+# PI: V = G^2 = 4, B = G^2 / lam = 1, drift = 0.01 * 4 * 2 * 5 / 3 = 2/15;
+#     noise = 3/4 (2 + 2/15) + 0.03 * 4 / 6 = 1.6 + 0.02
+# PR: sent = 6, V = 36, bias = 36/4 + 2 * 0.1 * 3 * 2 / 2 = 9.6;
+#     noise = 3/4 * 3.2^2 + 0.03 * 36 / (2 * 2 * 9) = 7.68 + 0.03
+@pytest.mark.parametrize(("algorithm", "noise"), [("fatclip-pi", 1.62), ("fatclip-pr", 7.71)])
+def test_the_descent_of_a_round_worked_by_hand(algorithm, noise):
+    choice = theory.Parameters(algorithm, 2.0, False, 2, 3, 10, 4.0, 0.01, 0.1)
+    found = theory.descent(choice, lam=4.0, eta_l=0.1, G=2.0)
+    assert (found.step, found.noise) == (pytest.approx(0.03), pytest.approx(noise))
+    assert found.gradient(gap=3.0, T=10) == pytest.approx(4 * 3.0 / 0.3 + 4 * noise)
+    # T = 1: x_1 alone, of which (1 - mu step / 2) of the gap is left
+    assert found.output(gap=3.0, T=1, mu=2.0) == pytest.approx(0.97 * 3.0 + noise)
+
+
+@pytest.mark.parametrize(("alpha", "order"), [(1.5, 1.4), (2.0, 2.0)])
+@pytest.mark.parametrize("algorithm", ["fatclip-pi", "fatclip-pr"])
+@pytest.mark.parametrize(("lam", "eta_l", "step"), [(3.0, 0.05, 0.1), (30.0, 0.3, 0.02)])
+def test_a_round_of_the_literal_algorithm_descends_as_the_inequality_says(algorithm, alpha, order, lam, eta_l, step):
+    m, K, runs = 4, 3, 20_000
+    rng, x0 = np.random.default_rng(1), np.array([2.0, 1.0, 1.5])
+    known = x0 + sample("stable", (runs, 3), rng, alpha=alpha)
+    G = np.mean(np.linalg.norm(known, axis=1) ** order) ** (1 / order)
+    x, sent = np.broadcast_to(x0, (runs, m, 3)).copy(), np.zeros((runs, m, 3))
+    for _ in range(K):
+        g = x + sample("stable", (runs, m, 3), rng, alpha=alpha)
+        g = clip(g, lam) if algorithm == "fatclip-pi" else g
+        x, sent = x - eta_l * g, sent + g
+    sent = clip(sent, lam) if algorithm == "fatclip-pr" else sent
+    after = 0.5 * np.square(x0 - step / K * sent.mean(1)).sum(1).mean()
+    choice = theory.Parameters(algorithm, order, False, m, K, 1, lam, step / K, eta_l)
+    bound = theory.descent(choice, lam=lam, eta_l=eta_l, G=G)
+    before = 0.5 * x0 @ x0
+    assert after <= before - step / 4 * (x0 @ x0) + step * bound.noise
+
+
+def clip(v, lam):
+    return np.minimum(1, lam / np.linalg.norm(v, axis=-1, keepdims=True)) * v
+
+
+def test_a_step_that_is_too_long_for_the_inequality_is_refused():
+    choice = parameters("fatclip-pi", 2.0, m=8, K=4, T=100)
+    with pytest.raises(InputError, match=r"needs eta\*eta_L\*K\*L <= 0.125, got 0.565685"):
+        theory.descent(choice, lam=1.0, eta_l=0.1, G=1.0)
+
+
 ARGUMENTS = ["--alpha", "1.5", "--clients", "4", "--local-steps", "2", "--rounds", "4"]
 
 
