@@ -65,7 +65,7 @@ def kill(process):
     process.wait()
 
 
-def wait_for(process, text, seconds=90):
+def wait_for(process, text, seconds=300):
     end = time.monotonic() + seconds
     while text not in process.log.read_text():
         assert time.monotonic() < end, f"{text!r} did not come:\n{process.log.read_text()[-3000:]}"
@@ -108,7 +108,7 @@ def test_the_simulation_is_the_experiment(flower, monkeypatch):
         x -= SERVER_LR * total
     settings = ["--run-config", "clients=3 rounds=2 seed=7", "--federation-config", "num-supernodes=3"]
     run = flower("flwr", "run", APP, "local", "--stream", *settings)
-    assert run.wait(timeout=240) == 0
+    assert run.wait(timeout=900) == 0
     assert final_loss(run.log.read_text()) == pytest.approx(float(x @ x) / 2, rel=1e-3)  # four digits are printed
 
 
@@ -141,10 +141,12 @@ def test_a_node_that_is_killed_in_a_round_does_not_end_the_run(flower):
     ]
     for node in nodes:
         wait_for(node, "SuperNode ID")  # it is connected: a run takes all that are
-    run = flower("flwr", "run", APP, "here", "--stream", "--run-config", "clients=2 rounds=3 timeout=15")
+    run = flower("flwr", "run", APP, "here", "--stream", "--run-config", "clients=2 rounds=2 timeout=900")
     wait_for(nodes[2], "Receiving: train message")  # its work takes seconds: a process has to start
     kill(nodes[2])
-    assert run.wait(timeout=240) == 0
+    # The SuperLink gives a node up after a minute without a sign of life, and answers for it: nothing here depends on
+    # how fast this machine is.
+    assert run.wait(timeout=900) == 0
     log = run.log.read_text()
     assert "failed: no reply in time" in log
     assert final_loss(log) < 3.625  # where it began: the others went on
