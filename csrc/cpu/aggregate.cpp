@@ -12,13 +12,14 @@ namespace fatclip {
 namespace {
 
 // How many rows to take at a time: as many as the cores' L2 holds. Of longer rows up to 12, as long as a share of L3
-// holds them, and at least a run: with fewer the running sum (8 bytes a column) would travel too often. So few rows
-// that they need no running sum are better read twice. The sum runs in row order whatever the answer, so it never shows
+// holds them, and at least a run: with fewer the running sum (8 bytes a column) would travel too often. Where not even
+// a run is held, rows are read from memory twice whatever the answer, and 12 spare the running sum. So few rows that
+// they need no running sum are better read twice, too. The sum runs in row order whatever the answer, so it never shows
 // in the bits.
 int64_t group_size(const Rows& rows, int threads) {
   constexpr int64_t kFew = 12, kShare = 8 << 20;
   const int64_t bytes = std::max<int64_t>(1, rows.d * kSize[rows.dtype]);
-  if (rows.m <= kFew) return rows.m;
+  if (rows.m <= kFew || kRowRun * bytes > held_bytes()) return std::min(rows.m, kFew);
   const int64_t wanted = std::max(l2_bytes() * threads / 2 / bytes, std::min(kFew, kShare / bytes));
   return std::min(rows.m, std::max<int64_t>(wanted / kRowRun, 1) * kRowRun);
 }

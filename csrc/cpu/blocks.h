@@ -42,6 +42,9 @@ int updates_for(int64_t bytes);
 // Bytes of one core's L2 cache.
 int64_t l2_bytes();
 
+// Bytes that the cores still find in L3 when they read them again.
+int64_t held_bytes();
+
 // A block to read: its sum of squares goes to *out.
 struct ReadItem {
   const void* data;

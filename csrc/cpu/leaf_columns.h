@@ -48,15 +48,6 @@ struct Column<double> {
   }
 };
 
-// Prefetches what will follow kCount elements of a row: with several rows side by side, what the processor does by
-// itself does not keep the memory busy.
-template <int kCount, class S>
-inline void ask_ahead(const S* p) {
-  constexpr int kAhead = 2048, kLine = 64;
-  const char* bytes = reinterpret_cast<const char*>(p) + kAhead;
-  for (int at = 0; at < kCount * static_cast<int>(sizeof(S)); at += kLine) __builtin_prefetch(bytes + at);
-}
-
 // Adds rows to sums of kVectors * kDoubles columns, one by one in double.
 template <class S>
 inline void add_rows(Column<S>* sums, const S* const* rows, const RowTerm* c, int count, int64_t i) {
@@ -106,7 +97,7 @@ void accumulate(double* acc, const double* before, int64_t lost, const void* con
   sweep(
       n, kColumns,
       [&](int64_t begin) {
-        for (int64_t r = 0; r < count && from_memory; ++r) ask_ahead<kColumns>(p[r] + begin);
+        for (int64_t r = 0; r < count && from_memory; ++r) ask_ahead<kColumns, 2048>(p[r] + begin);
         for (int64_t i = begin; i < begin + kColumns; i += kVectors * kDoubles) {
           Column<S> s[kVectors] = {};
           for (int v = 0; v < kVectors && before; ++v) s[v].load(before, before + lost, i + v * kDoubles);

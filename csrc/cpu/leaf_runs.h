@@ -52,7 +52,7 @@ void read_rows(double* acc, const double* before, const S* const* p, const RowTe
   sweep(
       n, kStep,
       [&](int64_t i) {
-        for (int r = 0; r < kRows && from_memory; ++r) ask_ahead<kStep>(p[r] + i);
+        for (int r = 0; r < kRows && from_memory; ++r) ask_ahead<kStep, 2048>(p[r] + i);
         for (int v = 0; v < kLanes / kFloats; ++v) read_lanes<kRows, kPlain>(sums, p, factor, i, v, acc, before);
       },
       [&](int64_t i, int rest) {

@@ -136,6 +136,7 @@ Squares sumsq(const void* x, int64_t n, double scale) {
   return in_range(sums, p, n);
 }
 
+// Of what comes from memory: see reads_for().
 template <class S>
 void sumsq_streams(const void* const* x, int count, int64_t n, Squares* out) {
   const S* const* p = reinterpret_cast<const S* const*>(x);
@@ -143,6 +144,7 @@ void sumsq_streams(const void* const* x, int count, int64_t n, Squares* out) {
   sweep(
       n, Sums<S>::kStep,
       [&](int64_t i) {
+        for (int s = 0; s < count; ++s) ask_ahead<Sums<S>::kStep, 1024>(p[s] + i);
         for (int s = 0; s < count; ++s) sums[s].add_runs(p[s] + i);
       },
       [&](int64_t i, int rest) {

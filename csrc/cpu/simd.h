@@ -239,5 +239,14 @@ inline void sweep(int64_t n, int width, Body body, Pad pad) {
   if (i < n) pad(i, static_cast<int>(n - i));
 }
 
+// Prefetches what will follow kCount elements, kAhead bytes from here: with several rows or runs side by side, what the
+// processor does by itself does not keep the memory busy.
+template <int kCount, int kAhead, class S>
+inline void ask_ahead(const S* p) {
+  constexpr int kLine = 64;
+  const char* bytes = reinterpret_cast<const char*>(p) + kAhead;
+  for (int at = 0; at < kCount * static_cast<int>(sizeof(S)); at += kLine) __builtin_prefetch(bytes + at);
+}
+
 }  // namespace
 }  // namespace fatclip
