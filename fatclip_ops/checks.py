@@ -51,6 +51,11 @@ def check_lr(value: Any, name: str = "lr") -> float:
     return result
 
 
+def own_number(value: Any) -> Any:
+    """The value, in memory of its own where it is a tensor, which may be changed in place."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def check_count(name: str, value: Any) -> int:
     """A positive integer."""
     if not isinstance(value, int) or isinstance(value, bool):

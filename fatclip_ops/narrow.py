@@ -1,5 +1,6 @@
 """The aggregate of a server; of a float16 model a finite update may be out of range, which ends at 65,504."""
 
+import math
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -8,59 +9,75 @@ import torch
 from torch import Tensor
 
 from .backends import reference
-from .backends.types import AggregateResult, Backend, PendingResult, Pieces, Rows
+from .backends.types import AggregateResult, Backend, Pieces, Result, Rows, count_rows
 from .results import ServerResult
 
-Move = Callable[[list[Tensor], Tensor | None], AggregateResult | PendingResult]
+# Moves targets by all rows but those in the list; None where no others have weight.
+Move = Callable[[list[Tensor], list[int]], Result | None]
+LIMIT = torch.finfo(torch.float16).max
 
 
 def has_float16(tensors: list[Tensor]) -> bool:
     return any(t.dtype is torch.float16 for t in tensors)
 
 
+def is_too_large(peak: float) -> bool:
+    return LIMIT < peak < math.inf
+
+
 def aggregate_rows(
     backend: Backend, rows: Rows, targets: list[Tensor], lam: Any, weights: Tensor | None, *how: Any
-) -> AggregateResult | PendingResult:
+) -> Result:
     """Backend.aggregate(), by the reference where the backend refuses; a float16 model stays in range."""
     _, strict, subtract, _ = how
 
-    def move(targets: list[Tensor], weights: Tensor | None) -> AggregateResult | PendingResult:
+    def aggregate(targets: list[Tensor], weights: Tensor | None) -> Result:
         result = backend.aggregate(rows, targets, lam, weights, *how)
         return reference.aggregate(rows, targets, lam, weights, *how) if result is None else result
 
+    def move(wide: list[Tensor], bad: list[int]) -> Result | None:
+        if not bad:
+            return aggregate(wide, weights)
+        rest = torch.ones(count_rows(rows), dtype=torch.float64, device="cpu") if weights is None else weights.clone()
+        rest[bad] = 0.0
+        return aggregate(wide, rest) if rest.any() else None
+
+    def find_bad(coefs: list[float]) -> list[int]:
+        return [i for i, peak in enumerate(_peaks(rows, targets)) if is_too_large(peak * coefs[i])]
+
     if subtract and has_float16(targets):
-        return _move_narrow(targets, rows, weights, strict, move)
-    return move(targets, weights)
+        return move_narrow(targets, strict, move, find_bad)
+    return aggregate(targets, weights)
 
 
 @torch.no_grad()
-def _move_narrow(params: list[Tensor], rows: Rows, weights: Tensor | None, strict: bool, move: Move) -> AggregateResult:
+def move_narrow(
+    params: list[Tensor], strict: bool, move: Move, find_bad: Callable[[list[float]], list[int]]
+) -> AggregateResult:
     """A step that never leaves inf in the model: clients whose clipped update is out of range are rejected.
 
     The step is computed in float64 and stored once it is known to fit. Where the rest of the clients are out of range
-    only together, or `strict` forbids a rejection, nothing is applied.
+    only together, or `strict` forbids a rejection, nothing is applied. find_bad: the rows out of range, by the factors.
     """
-    moved, seen = _try(params, weights, move)
+    moved, seen = _try(params, move, [])
+    assert seen is not None
     if _fits(params, moved):
         return _store(params, moved, seen)
-    limit = torch.finfo(torch.float16).max
-    coefs = seen.coefs.tolist()  # 0 where rejected
-    bad = [i for i, peak in enumerate(_peaks(rows, params)) if peak * coefs[i] > limit]
+    bad = find_bad(seen.coefs.tolist())  # 0 where rejected
     if strict and not bad:
         raise ValueError("the aggregate is beyond the range of float16; the model was not moved")
-    weights = torch.ones(len(seen.norms), dtype=torch.float64, device="cpu") if weights is None else weights.clone()
-    weights[bad] = 0.0
-    if bad and weights.any() and not strict:
-        moved, again = _try(params, weights, move)
-        if again.applied and _fits(params, moved):
+    if bad and not strict:
+        moved, again = _try(params, move, bad)
+        if again is not None and again.applied and _fits(params, moved):
             return _store(params, moved, seen, bad)
     return _store([], [], seen, bad, applied=False)
 
 
-def _try(params: list[Tensor], weights: Tensor | None, move: Move) -> tuple[list[Tensor], ServerResult]:
-    """The model after a step, in float64, and what the step saw."""
+def _try(params: list[Tensor], move: Move, bad: list[int]) -> tuple[list[Tensor], ServerResult | None]:
+    """The model after a step without the rows in `bad`, in float64, and what the step saw."""
     wide = [p.detach().to(torch.float64, memory_format=torch.contiguous_format) for p in params]
-    return wide, ServerResult(move(wide, weights))
+    result = move(wide, bad)
+    return wide, None if result is None else ServerResult(result)
 
 
 def _fits(params: list[Tensor], moved: list[Tensor]) -> bool:
@@ -69,17 +86,17 @@ def _fits(params: list[Tensor], moved: list[Tensor]) -> bool:
     return all(bool((torch.isfinite(t.to(p.dtype)) | ~torch.isfinite(p)).all()) for p, t in pairs)
 
 
+def peak_of(pieces: list[Tensor], params: list[Tensor]) -> float:
+    """The largest element of an update in the columns of float16 parameters; nan where there is one."""
+    if len(pieces) < len(params):
+        pieces = list(pieces[0].reshape(-1).split([p.numel() for p in params]))
+    narrow = [t for t, p in zip(pieces, params, strict=True) if p.dtype is torch.float16 and t.numel()]
+    return max((float(t.abs().max()) for t in narrow), default=0.0)
+
+
 def _peaks(rows: Rows, params: list[Tensor]) -> list[float]:
-    """The largest element of every row in the columns of float16 parameters; nan where there is one."""
-    per_row = rows.per_row if isinstance(rows, Pieces) else 1
-    tensors = rows.tensors if isinstance(rows, Pieces) else list(rows)
-    sizes = [p.numel() for p in params]
-    peaks = []
-    for i in range(0, len(tensors), per_row):
-        pieces = tensors[i].split(sizes) if per_row == 1 and len(params) > 1 else tensors[i : i + per_row]
-        narrow = [t for t, p in zip(pieces, params, strict=True) if p.dtype is torch.float16 and t.numel()]
-        peaks.append(max(float(t.abs().max()) for t in narrow) if narrow else 0.0)
-    return peaks
+    tensors, per_row = rows if isinstance(rows, Pieces) else (list(rows), 1)
+    return [peak_of(tensors[i : i + per_row], params) for i in range(0, len(tensors), per_row)]
 
 
 def _store(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .backends.types import AggregateResult, PendingResult
+from .backends.types import AggregateResult, PendingResult, Result
 
 
 class ServerResult:
@@ -18,7 +18,7 @@ class ServerResult:
 
     __slots__ = ("_result",)
 
-    def __init__(self, result: AggregateResult | PendingResult) -> None:
+    def __init__(self, result: Result) -> None:
         self._result = result
 
     def _read(self) -> AggregateResult:
@@ -63,6 +63,6 @@ class Aggregate(ServerResult):
 
     __slots__ = ("total",)
 
-    def __init__(self, result: AggregateResult | PendingResult, total: Tensor) -> None:
+    def __init__(self, result: Result, total: Tensor) -> None:
         super().__init__(result)
         self.total = total

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from .backends import cpu, read_number, select_update
 from .backends.layout import overlaps, share_memory
-from .backends.types import PendingResult
-from .checks import check_choice, check_floating, check_inference, check_lam, check_lr, check_tensors
+from .backends.types import PendingResult, Result
+from .checks import check_choice, check_floating, check_inference, check_lam, check_lr, check_tensors, own_number
 from .narrow import aggregate_rows
 from .results import ServerResult
+from .rounds import Round
 from .server_optimizer import check_optimizer, step_with
-from .streaming import Result, Round, begin_round, check_weight, load_round
+from .streaming import begin_round, check_weight, load_round
 from .thresholds import Threshold, is_threshold
 from .updates import is_ordinary, prepare_weights, read_updates, read_weights
 
@@ -75,6 +76,7 @@ class FatClipServer:
         if optimizer is not None:
             check_optimizer(optimizer, self.params)
         self.lr, self.reduce, self.nonfinite, self.optimizer = lr, reduce, nonfinite, optimizer
+        self._check_own_lr(lr)
         self._are_inference = any(p.is_inference() for p in self.params)
         self._is_simple = not self._are_inference and optimizer is None
         self._lock = threading.RLock()
@@ -110,9 +112,9 @@ class FatClipServer:
         """Clips one client's update and adds it to the round; `finish` then moves the model.
 
         The result is that of `step` on the same updates in the same order, to the bit, and memory does not grow with
-        the number of clients: the running sum and three updates are kept. (On CUDA, without the native kernels and for
-        float16 models a copy of every update is kept.) Several threads may call it: updates count in the order of
-        arrival. An update that is refused leaves the round as it was.
+        the number of clients: the running sum and at most three updates are kept. (Without the native kernels a copy of
+        every update is kept.) Several threads may call it: updates count in the order of arrival. An update that is
+        refused leaves the round as it was.
 
         update: a flat tensor or array, or one per parameter. The round's first settles form and dtype: later ones are
             converted, and refused where their dtype is wider.
@@ -154,7 +156,7 @@ class FatClipServer:
             follows = is_threshold(self.lam)
             numbers = {"lr": self.lr, "lam": None if follows else self.lam}
             return {
-                **{name: v.clone() if isinstance(v, Tensor) else v for name, v in numbers.items()},
+                **{name: own_number(value) for name, value in numbers.items()},
                 "threshold": self.lam.state_dict() if follows and hasattr(self.lam, "state_dict") else None,
                 "optimizer": None if self.optimizer is None else copy.deepcopy(self.optimizer.state_dict()),
                 "round": None if self._round is None else self._round.state_dict(),
@@ -169,15 +171,14 @@ class FatClipServer:
         check_lr(saved["lr"])
         if not follows:
             check_lam(saved["lam"])
-        backend = select_update(self.params[0])
-        loaded = None if saved["round"] is None else load_round(self.params, backend, saved["round"])
+        loaded = None if saved["round"] is None else load_round(self.params, saved["round"])
         with self._lock:
             if saved["threshold"] is not None:
                 self.lam.load_state_dict(saved["threshold"])
             if self.optimizer is not None:
                 self.optimizer.load_state_dict(saved["optimizer"])
-            self.lr, self._round = saved["lr"], loaded
-            self.lam = self.lam if follows else saved["lam"]
+            self.lr, self._round = own_number(saved["lr"]), loaded
+            self.lam = self.lam if follows else own_number(saved["lam"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}  # a lock is not copied
@@ -191,6 +192,9 @@ class FatClipServer:
 
     def _check_step(self, lr: Any) -> None:
         check_inference("params", self._are_inference)
+        self._check_own_lr(lr)
+
+    def _check_own_lr(self, lr: Any) -> None:
         if self.optimizer is not None and lr != 1:
             raise ValueError(f"lr must be 1 with an optimizer, which has its own, got {lr}")
 
@@ -198,7 +202,7 @@ class FatClipServer:
         lam = self._read_lam()
         with self._lock:
             spare, self._spare = self._spare, {}
-        return begin_round(self.params, lam, select_update(self.params[0]), spare)
+        return begin_round(self.params, lam, spare)
 
     def _end(self, current: Round) -> Result:
         """Moves the model by a round's updates."""

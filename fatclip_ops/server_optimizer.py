@@ -8,6 +8,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, params: list[Tensor]) -> N
     """An optimizer over exactly these parameters, none of them float16: an aggregate may be beyond its range."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("optimizer must not be LBFGS: it evaluates the loss in a closure, and a server has none")
     theirs = [id(p) for group in optimizer.param_groups for p in group["params"]]
     if sorted(theirs) != sorted(map(id, params)):
         raise ValueError(f"optimizer must be over the same {len(params)} parameters, got {len(theirs)} or others")

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .checks import check_lam, check_number, describe
+from .checks import check_lam, check_number, describe, own_number
 
 _SMALLEST, _LARGEST = sys.float_info.min, sys.float_info.max
 
@@ -88,8 +88,7 @@ class Quantile:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that resuming to the same bits needs: numbers, and a tensor where lam is on a device."""
-        lam = self._lam.clone() if isinstance(self._lam, Tensor) else self._lam
-        return {"q": self.q, "rate": self.rate, "start": self.start, "lam": lam}
+        return {"q": self.q, "rate": self.rate, "start": self.start, "lam": own_number(self._lam)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what state_dict() returned, q and rate included."""

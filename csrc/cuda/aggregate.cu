@@ -3,8 +3,9 @@
 // A thread keeps one 16-byte vector of columns and walks down the rows, four loads at a time. 16- and 32-bit rows are
 // added in float with the rounding errors carried along (about 2^-46 of the sum of magnitudes is lost): a product in
 // double per element is more than most GPUs can do at the speed of memory. The weights are scaled by a power of two so
-// that no sum overflows. Sums run in row order whatever the grid, so the bits are the same in every run, and the same
-// as if a rejected row had not been there.
+// that no sum overflows; it follows from the rows so far, and the sums are scaled anew where it changes. Sums run in
+// row order whatever the grid, so the bits are the same in every run, the same as if a rejected row had not been there,
+// and the same for rows that come one at a time.
 #include "common.cuh"
 
 namespace fatclip {
@@ -28,62 +29,92 @@ struct AggregateTable {
   int count;
 };
 
-// A row's weight, first * (second + rest); first is a power of two, and 0 where the row does not count.
+// A row's weight, first * (second + rest); first is a power of two, and 0 where the row does not count. The sum before
+// it is multiplied by `shift`, a power of two.
 template <class A>
 struct RowWeight {
-  A first, second, rest;
+  A first, second, rest, shift;
 };
 
 // The weight of a row, times 2^-exponent.
 template <class A>
-__device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent) {
-  if (!norm.finite() || weight == 0) return {0, 0, 0};  // @row_weight
+__device__ RowWeight<A> weight_of(const Norm& norm, double lam, double weight, int exponent, int shift) {
+  if (weight == 0) return {0, 0, 0, 1};  // or rejected @row_weight
   Scaled c = scaled_coefficient(norm, lam);
   c.exponent -= exponent;
   const Factor f = split<A>(c, weight);
   const A second = static_cast<A>(f.second);
-  return {static_cast<A>(f.first), second, static_cast<A>(f.second - second + f.rest)};
+  return {static_cast<A>(f.first), second, static_cast<A>(f.second - second + f.rest),
+          static_cast<A>(ldexp(1.0, -shift))};
 }
 
-// Traffic: about 60 bytes per row.
+// Takes one more row into the summary. Returns by how much its exponent grows: heaviest <= 2^exponent and counted <=
+// 2^rows make all weights together at most 1 / 2.
+__device__ int count_row(Summary& s, double weight, DType dtype) {
+  const bool grows = weight > s.heaviest;
+  s.mass += weight;
+  s.heaviest = fmax(s.heaviest, weight);
+  s.counted += 1;
+  const bool is_power = (static_cast<int64_t>(s.counted) & (static_cast<int64_t>(s.counted) - 1)) == 0;
+  if (dtype == kFloat64 || (!grows && !is_power)) return 0;
+  int exponent = 0, rows = 0;
+  frexp(s.heaviest, &exponent);
+  frexp(s.counted, &rows);
+  const int before = s.counted == 1 ? exponent + rows + 1 : static_cast<int>(s.exponent);
+  s.exponent = exponent + rows + 1;  // @headroom
+  return static_cast<int>(s.exponent) - before;
+}
+
+// Traffic: about 70 bytes per row. The summary goes through the rows in order, in one thread: a sum of weights has the
+// same bits however the rows come.
 __global__ void __launch_bounds__(kThreads, 2) weigh_kernel(const __grid_constant__ Weigh a) {
+  __shared__ double weights[kThreads];  // of rows that count; the others have 0
+  __shared__ int exponents[kThreads], shifts[kThreads];
   const double lam = read(a.lam);
-  double mass = 0, clipped = 0, rejected = 0, heaviest = 0;
-  for (int64_t i = threadIdx.x; i < a.m; i += kThreads) {
-    const Norm norm = {a.states[i].mantissa, a.states[i].exponent};
-    const double weight = a.weights ? a.weights[i] : 1;
-    const bool bad = !norm.finite();
-    a.coefs[i] = bad ? 0 : coefficient(norm, lam);
-    a.rejected[i] = bad;
-    rejected += bad;
-    if (bad) continue;  // @rejected
-    clipped += clips(norm, lam);
-    mass += weight;
-    heaviest = fmax(heaviest, weight);
+  Summary s = {};
+  if (a.resume) s = *a.summary;
+  double clipped = 0, rejected = 0;
+  for (int64_t tile = 0; tile < a.m; tile += kThreads) {
+    const int64_t i = tile + threadIdx.x;
+    const bool inside = i < a.m;
+    Norm norm = {};
+    double weight = 0;
+    if (inside) {
+      norm = {a.states[i].mantissa, a.states[i].exponent};
+      const bool bad = !norm.finite();
+      weight = a.weights ? a.weights[i] : a.weight;
+      a.coefs[i] = bad ? 0 : coefficient(norm, lam);
+      a.rejected[i] = bad;
+      rejected += bad && !a.refuse;
+      clipped += !bad && clips(norm, lam);
+      if (bad) weight = 0;  // @rejected
+    }
+    weights[threadIdx.x] = weight;
+    __syncthreads();  // @weights_ready
+    if (threadIdx.x == 0) {
+      for (int t = 0; t < kThreads; ++t) {
+        shifts[t] = weights[t] > 0 ? count_row(s, weights[t], a.dtype) : 0;
+        exponents[t] = static_cast<int>(s.exponent);
+      }
+    }
+    __syncthreads();  // @exponents_ready
+    if (!inside) continue;
+    const int exponent = exponents[threadIdx.x], shift = shifts[threadIdx.x];
+    if (a.dtype == kFloat64)
+      static_cast<RowWeight<double>*>(a.row_weights)[i] = weight_of<double>(norm, lam, weight, exponent, shift);
+    else
+      static_cast<RowWeight<float>*>(a.row_weights)[i] = weight_of<float>(norm, lam, weight, exponent, shift);
   }
-  mass = block_sum(mass);
   clipped = block_sum(clipped);
   rejected = block_sum(rejected);
-  heaviest = block_max(heaviest, 0);
-  int exponent = 0;
-  if (a.dtype != kFloat64) {
-    int rows = 0;
-    frexp(heaviest, &exponent);  // heaviest <= 2^exponent and m <= 2^rows: all weights together become at most 1 / 2
-    frexp(static_cast<double>(a.m), &rows);
-    exponent += rows + 1;  // @headroom
-  }
-  for (int64_t i = threadIdx.x; i < a.m; i += kThreads) {
-    const Norm norm = {a.states[i].mantissa, a.states[i].exponent};
-    const double weight = a.weights ? a.weights[i] : 1;
-    if (a.dtype == kFloat64)
-      static_cast<RowWeight<double>*>(a.row_weights)[i] = weight_of<double>(norm, lam, weight, exponent);
-    else
-      static_cast<RowWeight<float>*>(a.row_weights)[i] = weight_of<float>(norm, lam, weight, exponent);
-  }
   if (threadIdx.x != 0) return;
-  const bool applied = mass > 0 && !(a.strict && rejected > 0);
-  *a.summary = {mass,     applied ? read(a.scale) : 0, a.mean && applied ? mass : 1,  clipped,
-                rejected, applied ? 1.0 : 0.0,         static_cast<double>(exponent), 0};
+  s.clipped += clipped;
+  s.rejected += rejected;
+  const bool applied = s.mass > 0 && !(a.strict && s.rejected > 0);
+  s.applied = applied;
+  s.scale = applied ? read(a.scale) : 0;
+  s.divisor = a.mean && applied ? s.mass : 1;
+  *a.summary = s;
 }
 
 // 16 bytes of a row at any alignment of its type; rows of odd length are not aligned to 16.
@@ -122,11 +153,11 @@ __device__ __forceinline__ void store_any(void* p, int dtype, int64_t i, double 
 struct FloatSum {
   float sum = 0, lost = 0;
 
-  __device__ void set(double x) {
-    sum = static_cast<float>(x);
-    lost = static_cast<float>(x - sum);
-  }
   __device__ double get() const { return static_cast<double>(sum) + static_cast<double>(lost); }
+  __device__ void scale(float by) {
+    sum *= by;
+    lost *= by;
+  }
   template <class S>
   __device__ void add(S value, const RowWeight<float>& c) {
     const float x = widen(value) * c.first, p = x * c.second;
@@ -138,8 +169,8 @@ struct FloatSum {
 struct DoubleSum {
   double sum = 0;
 
-  __device__ void set(double x) { sum = x; }
   __device__ double get() const { return sum; }
+  __device__ void scale(double by) { sum *= by; }
   __device__ void add(double x, const RowWeight<double>& c) { sum += x * c.first * c.second; }
 };
 template <class S>
@@ -174,7 +205,7 @@ __device__ void finish(const Sum<S> (&sum)[kWidth<S>], void* data, int dtype, in
 template <class S>
 __global__ void __launch_bounds__(kColumnThreads, 4)
     aggregate_kernel(const __grid_constant__ AggregateTable table, const RowWeight<Arithmetic<S>>* weights, int64_t m,
-                     double* acc, const Summary* summary_at, bool is_first, bool is_last, bool subtract) {
+                     Sum<S>* acc, const Summary* summary_at, bool is_first, bool is_last, bool subtract) {
   const int e = find(table.first, table.count, blockIdx.x);
   const int64_t at = static_cast<int64_t>(blockIdx.x - table.first[e]) * kColumns<S> + threadIdx.x * kWidth<S>;
   const int64_t left = table.n[e] - at, column = table.column[e] + at;
@@ -189,14 +220,14 @@ __global__ void __launch_bounds__(kColumnThreads, 4)
   if (!is_first) {  // @running_sum
 #pragma unroll
     for (int j = 0; j < kWidth<S>; ++j)
-      if (j < count) sum[j].set(acc[column + j]);
+      if (j < count) sum[j] = acc[column + j];
   }
   for (int64_t i = 0; i < m; i += kRows) {
     S v[kRows][kWidth<S>] = {};
-    RowWeight<Arithmetic<S>> c[kRows] = {};
+    RowWeight<Arithmetic<S>> c[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if (i + r < m) c[r] = weights[i + r];
+      c[r] = i + r < m ? weights[i + r] : RowWeight<Arithmetic<S>>{0, 0, 0, 1};
       if (c[r].first == 0) continue;  // rejected, without weight, or beyond the last: not even read
       if (count == kWidth<S>) {
         load_row(v[r], row(i + r));
@@ -209,13 +240,15 @@ __global__ void __launch_bounds__(kColumnThreads, 4)
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int j = 0; j < kWidth<S>; ++j)
+      for (int j = 0; j < kWidth<S>; ++j) {
+        if (c[r].shift != 1) sum[j].scale(c[r].shift);  // @shift
         if (c[r].first != 0) sum[j].add(v[r][j], c[r]);
+      }
   }
   if (!is_last) {
 #pragma unroll
     for (int j = 0; j < kWidth<S>; ++j)
-      if (j < count) acc[column + j] = sum[j].get();
+      if (j < count) acc[column + j] = sum[j];
     return;
   }
   const Summary summary = *summary_at;
@@ -228,16 +261,17 @@ int run(const Aggregate& a, void* stream) {
   AggregateTable table = {};
   table.base = static_cast<const char*>(a.base);
   table.stride = a.stride;
-  const int64_t batch = a.base ? a.m : kList;
+  const int64_t batch = a.base && a.m ? a.m : kList;
   int64_t grid = 0;
   auto flush = [&]() {
-    for (int64_t i = 0; table.count && i < a.m; i += batch) {
+    for (int64_t i = 0; table.count && (i == 0 || i < a.m); i += batch) {
       const int64_t rows = a.m - i < batch ? a.m - i : batch;
       if (!a.base)
         for (int64_t r = 0; r < rows; ++r) table.list[r] = a.list[i + r];
       const auto* weights = static_cast<const RowWeight<Arithmetic<S>>*>(a.row_weights) + i;
-      const int error = launch(grid, kColumnThreads, stream, aggregate_kernel<S>, table, weights, rows, a.acc,
-                               a.summary, i == 0, i + rows == a.m, a.subtract);
+      const int error = launch(grid, kColumnThreads, stream, aggregate_kernel<S>, table, weights, rows,
+                               reinterpret_cast<Sum<S>*>(a.acc), a.summary, i == 0 && !a.resume,
+                               i + rows == a.m && !a.keep, a.subtract);
       if (error) return error;
     }
     table.count = 0;

@@ -95,7 +95,8 @@ int scale(const Update* items, int64_t count, DType dtype, const RowState* state
 struct alignas(16) Summary {
   double mass, scale, divisor;  // scale: 0 where nothing is applied
   double clipped, rejected, applied;
-  double exponent;  // the weights are multiplied by 2^-exponent
+  double exponent;           // the sums are of rows times 2^-exponent
+  double heaviest, counted;  // of the rows that count: the largest weight, and how many they are
   double unused;
 };
 // The memory of an aggregate's results: a Summary, then norms, coefficients and rejections (1 or 0) of m rows.
@@ -112,17 +113,21 @@ struct AggregateInfo {
   double* coefs() const { return norms() + m; }
   double* rejected() const { return norms() + 2 * m; }
 };
+// The next m rows (none: what is summed so far is to be used): their weights, and the summary with them.
 struct Weigh {
   const RowState* states;
   int64_t m;
   Scalar lam, scale;
-  const double* weights;  // or null
+  const double* weights;  // or null: each has `weight`
+  double weight;
   bool mean, strict;
   DType dtype;
   double* coefs;
   double* rejected;   // 1 or 0
-  void* row_weights;  // m times three floats, or doubles for float64
+  void* row_weights;  // m times four floats, or doubles for float64
   Summary* summary;
+  bool resume = false;  // the summary holds the rows before these
+  bool refuse = false;  // rejected rows leave no trace in it
 };
 int weigh(const Weigh& args, void* stream);
 
@@ -133,7 +138,9 @@ struct Target {
   DType dtype;
 };
 // Rows at base + i * stride, or (base null) at list[i]; `list` and `targets` are on the host. acc: room for the running
-// sum of all columns, needed where the list is longer than list_rows().
+// sum of all columns, 8 bytes each; needed where the list is longer than list_rows(), where the sum continues one that
+// is there (resume), and where it is left there instead of being written to the targets, which then have no data
+// (keep).
 struct Aggregate {
   const void* base;
   int64_t stride;
@@ -145,7 +152,7 @@ struct Aggregate {
   const void* row_weights;
   const Summary* summary;
   double* acc;
-  bool subtract;
+  bool subtract, resume = false, keep = false;
 };
 int64_t list_rows();
 int aggregate(const Aggregate& args, void* stream);

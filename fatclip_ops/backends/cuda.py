@@ -205,3 +205,48 @@ def aggregate(
     if not strict or result.read().applied:
         layout.bump(targets)
     return result
+
+
+def stream_memory(d: int, device: torch.device, spare: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros for the sums of d columns and for the summary of a round; spare: those of another round."""
+    assert RUNTIME is not None
+    shapes = {"sums": d, "summary": RUNTIME.module.aggregate_doubles(0)}
+    if all(name in spare and spare[name].numel() == n for name, n in shapes.items()):
+        return {name: spare[name].zero_() for name in shapes}
+    return {name: torch.zeros(n, dtype=torch.float64, device=device) for name, n in shapes.items()}
+
+
+def stream_add(pieces: list[Tensor], lam: Any, weight: float, refuse: bool, *, sums: Tensor, summary: Tensor) -> Tensor:
+    """Adds one row to the sums. Returns its norm, its factor and whether it was rejected, which `refuse` forgets."""
+    seen, kernel = _empty(3, sums), _enqueues("stream_add", sums.device)
+    how = (_scalar(lam), weight, refuse, sums, summary, seen)
+    if not kernel(pieces, *how) and not kernel([layout.row_major(t) for t in pieces], *how):
+        raise RuntimeError(f"the CUDA kernels refuse an update of {pieces[0].dtype}")
+    return seen
+
+
+def stream_finish(
+    targets: list[Tensor],
+    like: Tensor,
+    mean: bool,
+    strict: bool,
+    subtract: bool,
+    scale: Any,
+    seen: list[Tensor],
+    *,
+    sums: Tensor,
+    summary: Tensor,
+) -> PendingResult:
+    """Writes what the rows (of the type of `like`; `seen` of each) add up to; see aggregate()."""
+    assert RUNTIME is not None
+    module, kernel = RUNTIME.module, _enqueues("stream_finish", sums.device)
+    how = (like, mean, strict, subtract, _scalar(scale), sums, summary)
+    if not kernel(targets, *how):
+        copies = [layout.row_major(t) for t in targets]
+        kernel(copies, *how)
+        layout.write_all(targets, copies)
+    info = torch.cat([summary, torch.stack(seen, 1).flatten()])
+    result = PendingResult(lambda: AggregateResult(*module.read_aggregate(info.cpu())))
+    if not strict or result.read().applied:
+        layout.bump(targets)
+    return result

@@ -156,6 +156,9 @@ class PendingResult:
         return self._result
 
 
+Result = AggregateResult | PendingResult
+
+
 class Pieces(NamedTuple):
     """Rows in pieces: tensors row by row, `per_row` of them each."""
 
@@ -211,7 +214,7 @@ class Backend(Protocol):
         strict: bool,
         subtract: bool,
         scale: Any,
-    ) -> AggregateResult | PendingResult | None:
+    ) -> Result | None:
         """targets = scale * reduce_i(clip(row_i)), or targets -= with `subtract`, over the rows that are finite.
 
         strict: a rejected row leaves the targets as they are. Returns an AggregateResult, or a

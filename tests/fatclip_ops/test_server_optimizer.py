@@ -119,9 +119,13 @@ def test_what_is_refused():
         FatClipServer([x], optimizer=torch.optim.SGD([y], 0.1))
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
         FatClipServer([x], optimizer="adam")
+    with pytest.raises(TypeError, match=r"optimizer must not be LBFGS: .* closure"):
+        FatClipServer([x], optimizer=torch.optim.LBFGS([x]))
     half = torch.zeros(3, dtype=torch.float16)
     with pytest.raises(TypeError, match="got float16"):
         server_of(lambda p: torch.optim.SGD(p, 0.1), half)
+    with pytest.raises(ValueError, match=r"lr must be 1 with an optimizer, .* got 0\.5"):
+        FatClipServer([x], 0.5, optimizer=torch.optim.SGD([x], 0.1))
     server = server_of(lambda p: torch.optim.SGD(p, 0.1), x)
     server.lr = 0.5
     with pytest.raises(ValueError, match="lr must be 1 with an optimizer"):

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fatclip_ops import FatClipServer, Quantile, backend
+from fatclip_ops import FatClipServer, Quantile, backend, rounds, streaming
+from fatclip_ops.backends import reference
 
 SHAPES = ((40, 50), (101,), (7, 11, 3))
 D = 2000 + 101 + 231
@@ -84,6 +86,35 @@ class TestBits:
         rows = updates(11)
         rows[6] *= 2.0**115
         assert_same(streamed(rows, [2.0**30] * 11), at_once(rows, [2.0**30] * 11))
+
+    @pytest.mark.parametrize("large", [(), (0,), (3,), (2, 3, 7)])
+    @pytest.mark.parametrize("lam", [math.inf, 6e4])
+    def test_updates_beyond_the_range_of_a_float16_model(self, lam, large):
+        """Clipped to 60,000 they are in it again; without any that is too large all is as usual."""
+        rows = updates(9, broken=(5,))
+        for i in large:
+            rows[i, 7] = 1e5 if i == 2 else 1e6
+        options = {"lam": lam, "reduce": "mean", "dtype": torch.float16}
+        got = streamed(rows, **options)
+        assert_same(got, at_once(rows, **options))
+        assert got[1].rejected == sorted({5, *large} if math.isinf(lam) else {5})
+
+    def test_a_strict_server_of_a_float16_model(self):
+        rows = updates(5)
+        rows[3, 7] = 1e8
+        messages = []
+        for how in (streamed, at_once):
+            with pytest.raises(ValueError, match="the model was not moved") as caught:
+                how(rows, dtype=torch.float16, nonfinite="raise")
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+    def test_updates_beyond_the_range_only_together(self):
+        rows = torch.full((4, D), 3e4)
+        options = {"reduce": "sum", "dtype": torch.float16}
+        got = streamed(rows, **options)
+        assert_same(got, at_once(rows, **options))
+        assert not got[1].applied
 
     def test_updates_in_pieces(self):
         rows = [shaped(row) for row in updates(9)]
@@ -305,18 +336,34 @@ def test_a_threshold_observes_once_per_round():
     assert streams.lam.current() == steps.lam.current() != 2.0
 
 
-def test_a_copy_has_its_own_round():
-    first = FatClipServer(model(), 0.7, lam=5.0)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda server: pickle.loads(pickle.dumps(server))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["native", "python"])
+def test_a_copy_has_its_own_round(monkeypatch, kind, dtype, copied):
+    if kind == "python":
+        for module in (rounds, streaming):
+            monkeypatch.setattr(module, "select_update", lambda _: reference)
+    first = FatClipServer(model(dtype), 0.7, lam=5.0)
     for row in updates(6)[:5]:
         first.add(row)
-    second = copy.deepcopy(first)
+    second = copied(first)
     second.abort()
     first.add(updates(6)[5])
-    assert_same((first.params, first.finish()), at_once(updates(6), lam=5.0))
-    assert bits(second.params) == bits(model())
+    want = streamed(updates(6), dtype=dtype, lam=5.0)
+    assert_same((first.params, first.finish()), want)
+    assert bits(second.params) == bits(model(dtype))
 
 
 class TestState:
+    def test_numbers_on_tensors_are_not_shared(self):
+        first, second, third = (FatClipServer(model(), torch.tensor(0.7), lam=torch.tensor(5.0)) for _ in range(3))
+        saved = first.state_dict()
+        second.load_state_dict(saved)
+        third.load_state_dict(saved)
+        second.lam.fill_(9.0)
+        second.lr.fill_(0.1)
+        assert [float(t) for t in (saved["lam"], third.lam, third.lr)] == pytest.approx([5.0, 5.0, 0.7])
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
     @pytest.mark.parametrize("after", [0, 1, 3, 4, 6])
     def test_a_round_under_way(self, tmp_path, dtype, after):

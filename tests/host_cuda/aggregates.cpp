@@ -17,7 +17,7 @@ struct Aggregation {
   // Norms, weights and the summary of m rows.
   Aggregation(const std::vector<cuda::Block>& blocks, int64_t m, double lam, bool mean, bool strict, bool weighted,
               double* scale)
-      : coefs(m, -1), rejected(m, -1), norms(m, -1), states(m), row_weights(3 * m, NAN) {
+      : coefs(m, -1), rejected(m, -1), norms(m, -1), states(m), row_weights(4 * m, NAN) {
     for (int64_t i = 0; weighted && i < m; ++i) weights.push_back(static_cast<double>(1 << i % 3));
     std::vector<cuda::Partial> partials = partials_for(blocks);
     const DType dtype = blocks[0].dtype;
@@ -29,6 +29,7 @@ struct Aggregation {
                           {lam, nullptr},
                           {0, scale},
                           weighted ? weights.data() : nullptr,
+                          1,
                           mean,
                           strict,
                           dtype,

@@ -113,11 +113,12 @@ PLANTS = {
     "running sum forgotten": (
         "plain", "aggregates", "aggregate", "aggregate @running_sum", "if (is_first && !is_last) {",
     ),
-    "rejected row added": (
-        "plain", "aggregates", "aggregate", "aggregate @row_weight", "if (weight == 0) return {0, 0, 0};",
-    ),
+    "rejected row added": ("plain", "aggregates", "aggregate", "aggregate @row_weight", ""),
+    "barrier before the weights are read": ("plain", "aggregates", "aggregate", "aggregate @weights_ready", ""),
+    "barrier before the exponents are read": ("thread", "aggregates", "aggregate", "aggregate @exponents_ready", ""),
+    "sum that keeps its scale": ("plain", "aggregates", "aggregate", "aggregate @shift", ""),
     "rejected row counted": ("plain", "aggregates", "aggregate", "aggregate @rejected", ""),
-    "sum of rows that overflows": ("plain", "aggregates", "aggregate", "aggregate @headroom", "exponent = 0;"),
+    "sum of rows that overflows": ("plain", "aggregates", "aggregate", "aggregate @headroom", "s.exponent = 0;"),
     "row of an aggregate in 32 bits": (
         "plain", "huge", "aggregate", "aggregate @row_start",
         "const void* start = table.base ? table.base + static_cast<int>(i * table.stride * "
