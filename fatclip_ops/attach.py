@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .backends import cuda, read_number
 from .backends.types import StepInputs
-from .checks import NONFINITE, check_choice, check_lam, check_parameter, describe
+from .checks import NONFINITE, check_choice, check_lam, check_parameter, describe, own_number
 from .clip_record import ClipRecord
 from .gradients import clip_gradients
 from .optim import FatClipOptimizer
@@ -157,8 +157,7 @@ class Attachment(ClipRecord):
 
     def state_dict(self) -> dict[str, Any]:
         """lam, the counts and the state of a Quantile."""
-        lam = self._lam.clone() if isinstance(self._lam, Tensor) else self._lam
-        return {"lam": lam, **self._save_record()}
+        return {"lam": own_number(self._lam), **self._save_record()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what state_dict() returned; a Quantile resumes with the same bits."""
@@ -166,7 +165,10 @@ class Attachment(ClipRecord):
         lam = state_dict["lam"]
         read_number(lam, check_lam)
         self._load_record(state_dict)
-        self._lam = lam if self._threshold is None else self._check_current()
+        self._lam = own_number(lam) if self._threshold is None else self._check_current()
+
+    def __copy__(self) -> "Attachment":
+        raise TypeError("a handle and a copy of it would clip the same optimizer twice; copy.deepcopy copies both")
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("optimizer", "nonfinite", "_tally", "_threshold", "_lam")

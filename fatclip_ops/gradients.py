@@ -45,6 +45,8 @@ def clip_grad_norm_(
     params = _list_parameters(parameters)
     if type(max_norm) is not float or not max_norm >= 0:
         max_norm = read_number(max_norm, _check_max_norm)
+    if type(norm_type) is not float or norm_type != norm_type:
+        norm_type = _read_norm_type(norm_type)
     if norm_type != 2.0:
         return torch.nn.utils.clip_grad_norm_(params, float(max_norm), norm_type, error_if_nonfinite, foreach)
     inputs = StepInputs(max_norm)
@@ -81,6 +83,17 @@ def _list_parameters(parameters: Any) -> list[Tensor]:
 
 def _check_max_norm(value: Any) -> float:
     return check_number("max_norm", value)
+
+
+def _read_norm_type(value: Any) -> float:
+    """A number, or a text of one such as "inf", as torch takes it; nan would spread to all gradients."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise TypeError(f"norm_type must be a number or 'inf', got {describe(value)}") from error
+    if math.isnan(result):
+        raise ValueError(f"norm_type must not be nan, got {describe(value)}")
+    return result
 
 
 def clip_gradients(inputs: StepInputs, shards: Shards | None = None) -> Clipped:

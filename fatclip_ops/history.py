@@ -38,7 +38,10 @@ class History:
         if not isinstance(source, ClipRecord):
             raise TypeError(f"source must be a FatClip optimizer or a handle of attach(), got {describe(source)}")
         self.size = check_count("size", size)
-        self._rows = torch.empty(0, _COLUMNS, dtype=torch.float64, device="cpu")
+        try:
+            self._rows = torch.empty(self.size, _COLUMNS, dtype=torch.float64, device="cpu")
+        except (RuntimeError, TypeError, OverflowError) as error:
+            raise ValueError(f"size must be clips that memory has room for, got {describe(size)}") from error
         self._seen = 0
         source.watch(self._add)
 
@@ -86,10 +89,9 @@ class History:
 
     @torch.no_grad()
     def _add(self, tally: Tensor, lam: Any) -> None:
-        if self._rows.device != tally.device or not len(self._rows):
-            rows = torch.empty(self.size, _COLUMNS, dtype=torch.float64, device=tally.device)
-            rows[: len(self._rows)] = self._rows
-            self._rows = rows
+        if self._rows.device != tally.device:
+            rows = torch.empty_like(self._rows, device=tally.device)
+            self._rows = rows.copy_(self._rows) if self._seen else rows
         row = self._rows[self._seen % self.size]
         row[:2].copy_(tally[: COEF + 1])
         row[2] = lam

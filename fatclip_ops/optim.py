@@ -180,18 +180,18 @@ class FatClipOptimizer(TracedStep):
         applied = self._run(inputs) if self._shards is None else self._shards.run(self._run, inputs)
         if not applied and self.nonfinite == "raise":
             self._refuse(inputs, self.param_groups)
+        if applied:
+            if in_round:
+                for p, changes in folds:
+                    self.state[p].update(changes)
+                self._sum_gradients(inputs.scale)
+            if True in inputs.fresh:
+                for p, buffer, fresh in zip(inputs.params, inputs.buffers, inputs.fresh, strict=True):
+                    if fresh:
+                        self.state[p]["momentum_buffer"] = buffer
+        # last: a threshold of the user's own may raise
         if self._is_followed and self._clips_steps and (inputs.params or self._shards is not None):
             self._set_lam(self._follow(inputs.lam))
-        if not applied:
-            return
-        if in_round:
-            for p, changes in folds:
-                self.state[p].update(changes)
-            self._sum_gradients(inputs.scale)
-        if True in inputs.fresh:
-            for p, buffer, fresh in zip(inputs.params, inputs.buffers, inputs.fresh, strict=True):
-                if fresh:
-                    self.state[p]["momentum_buffer"] = buffer
 
     # the name is what torch.compile(fullgraph=True) prints
     _step_outside_the_graph_which_cannot_follow_it = torch._disable_dynamo(  # type: ignore[attr-defined]

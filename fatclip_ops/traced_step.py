@@ -26,6 +26,8 @@ class TracedStep(LocalRound):
         for p, changes in self._folds() if self._in_round else []:
             self.state[p].update(changes)  # a skipped step moves nothing, so the sum so far is right all the same
         lam = self.param_groups[0]["lam"] if self._clips_steps else math.inf
+        if isinstance(lam, Tensor):
+            lam = lam.reshape(())  # one with one element in a dimension serves as well
         updates = [self._gather_traced(group, lam) for group in self.param_groups]
         norm = library.norm_parts([g for update in updates for g in update.grads])
         for group, update in zip(self.param_groups, updates, strict=True):

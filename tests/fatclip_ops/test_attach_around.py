@@ -222,6 +222,14 @@ def test_a_copy_of_the_handle_clips_its_own_optimizer(copied):
     assert (other.steps, handle.steps) == (4, 3)
 
 
+def test_a_shallow_copy_would_clip_and_count_twice():
+    opt, handle = trained()
+    with pytest.raises(TypeError, match=r"copy\.deepcopy"):
+        copy.copy(handle)
+    advance(opt, [5])
+    assert handle.steps == 3
+
+
 def test_a_copied_pair_stays_a_pair():
     opt, handle = copy.deepcopy(trained())
     assert handle.optimizer is opt
@@ -243,6 +251,15 @@ def test_resumed_to_the_same_bits(lam, tmp_path):
     resumed.load_state_dict(saved["clip"])
     assert advance(other, [7, 8]) == advance(opt, [7, 8])
     assert (resumed.steps, resumed.clipped, float(resumed.lam)) == (handle.steps, handle.clipped, float(handle.lam))
+
+
+def test_a_loaded_lam_is_not_shared():
+    (_, first), (_, second), (_, third) = (trained(lam=torch.tensor(0.5)) for _ in range(3))
+    saved = first.state_dict()
+    for handle in (second, third):
+        handle.load_state_dict(saved)
+    second.lam.fill_(7.0)
+    assert (float(first.lam), float(third.lam), float(saved["lam"])) == (0.5, 0.5, 0.5)
 
 
 # ---- bad input

@@ -159,6 +159,12 @@ def test_other_norms_are_torchs(norm_type):
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(params, twins, strict=True))
 
 
+def test_a_text_of_2_is_the_same_norm():
+    params = with_gradients(torch.tensor([1e20, 1e20, 0.0]))
+    assert clip_grad_norm_(params, 1.0, "2").item() == pytest.approx(math.sqrt(2) * 1e20)
+    torch.testing.assert_close(params[0].grad, torch.tensor([1.0, 1.0, 0.0]) / math.sqrt(2))
+
+
 def odd_gradients():
     gen = torch.Generator().manual_seed(3)
 
@@ -351,6 +357,9 @@ BAD = {
     "negative": (lambda w: clip_grad_norm_(w.params, -1.0), ValueError, ["max_norm", "-1"]),
     "nan": (lambda w: clip_grad_norm_(w.params, math.nan), ValueError, ["max_norm", "nan"]),
     "string": (lambda w: clip_grad_norm_(w.params, "1"), TypeError, ["max_norm", "'1'"]),
+    "norm_type": (lambda w: clip_grad_norm_(w.params, 1.0, "two"), TypeError, ["norm_type", "'two'"]),
+    "no norm_type": (lambda w: clip_grad_norm_(w.params, 1.0, None), TypeError, ["norm_type", "None"]),
+    "norm_type nan": (lambda w: clip_grad_norm_(w.params, 1.0, math.nan), ValueError, ["norm_type", "nan"]),
     "two numbers": (lambda w: clip_grad_norm_(w.params, torch.ones(2)), ValueError, ["max_norm", "(2,)"]),
     "expanded": (
         lambda w: clip_grad_norm_(w.with_grad(torch.ones(1).expand(4)), 1.0),

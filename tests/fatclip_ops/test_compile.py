@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from fatclip_ops import FatClipPI, FatClipPR
 
@@ -59,9 +60,10 @@ def test_compiled_step_has_the_bits_of_the_eager_one(kind, hyper):
     assert_same(eager, compiled)
 
 
-def test_tensor_lr_and_lam_change_without_recompiling():
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_tensor_lr_and_lam_change_without_recompiling(shape):
     eager, compiled = model(), model()
-    lr, lam = torch.tensor(0.1), torch.tensor(0.3)
+    lr, lam = torch.full(shape, 0.1), torch.full(shape, 0.3)
     a, b = (FatClipPI(net.parameters(), lr=lr, lam=lam) for net in (eager, compiled))
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     step = torch.compile(lambda: b.step(), fullgraph=True, backend=counter)

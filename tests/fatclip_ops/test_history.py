@@ -108,4 +108,7 @@ def test_bad_input():
         History(opt, 0)
     with pytest.raises(TypeError, match=r"size must be an integer, got 2\.5"):
         History(opt, 2.5)
+    for size in (10**17, 10**400):
+        with pytest.raises(ValueError, match=r"size must be .* memory has room for, got 1000"):
+            History(opt, size)
     assert opt._watchers == []

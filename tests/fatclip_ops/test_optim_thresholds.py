@@ -151,6 +151,27 @@ def test_a_wrong_number_from_a_threshold_is_refused(value):
         FatClipPI(parameters(3), lam=Wrong())
 
 
+@each_path
+def test_a_threshold_that_raises_leaves_a_whole_step(fused):
+    class Failing(Growing):
+        def observe(self, norms):
+            raise OSError("disk full")
+
+    params, twins = parameters(*SHAPES), parameters(*SHAPES)
+    opt = FatClipPI(params, lr=0.1, lam=Failing(), momentum=0.9, fused=fused)
+    other = FatClipPI(twins, lr=0.1, lam=1.0, momentum=0.9, fused=fused)
+    for o in (opt, other):
+        o.begin_round()
+    for seed in range(2):
+        give(params, gradients(params, seed))
+        give(twins, gradients(twins, seed))
+        with pytest.raises(OSError, match="disk full"):
+            opt.step()
+        other.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, twins, strict=True))
+    assert torch.equal(opt.end_round(), other.end_round())
+
+
 def test_a_threshold_in_a_group_is_refused():
     with pytest.raises(TypeError, match=r"lam must be a number.*Quantile"):
         FatClipPI([{"params": parameters(3), "lam": Quantile(0.5)}], lam=1.0)
