@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..checks import check_choice
+from ..checks import check_choice, check_lam, check_lr
 from ..server import FatClipServer
-from ..thresholds import Threshold
+from ..thresholds import Threshold, is_threshold
 from .arrays import Reply, SentModel, check_sends
 from .buffers import average_buffers
 from .replies import RoundReport, Sampler, average_metrics, current_lam, usable
@@ -55,6 +55,10 @@ class FatClipStrategy(FedAvg):
     ) -> None:
         super().__init__(**options)
         check_choice("buffers", buffers, ("average", "keep"))
+        check_choice("reduce", reduce, ("mean", "sum"))
+        check_lr(lr)
+        if not is_threshold(lam):
+            check_lam(lam)
         self.sends, self.lr, self.lam, self.reduce = check_sends(sends), lr, lam, reduce
         self.optimizer, self.parameters, self.buffers = optimizer, parameters, buffers
         self.sampler = Sampler(seed)
@@ -72,9 +76,10 @@ class FatClipStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Takes in the model, and sends it with lam to the sampled clients."""
+        self._begin(arrays)
+        self._asked = []
         if self.fraction_train == 0.0:
             return []
-        self._begin(arrays)
         config["lam"] = current_lam(self.lam)
         messages = self._messages(server_round, arrays, config, grid, MessageType.TRAIN)
         self._asked = [message.metadata.dst_node_id for message in messages]
@@ -109,6 +114,7 @@ class FatClipStrategy(FedAvg):
             params = [p.clone() for p in model.parameters]
             optimizer = None if self.optimizer is None else self.optimizer(params)
             self._server = FatClipServer(params, self.lr, lam=self.lam, reduce=self.reduce, optimizer=optimizer)
+        self._server.lr, self._server.lam = self.lr, self.lam  # which may have been assigned since the last round
         for p, sent in zip(self._server.params, model.parameters, strict=True):
             p.data.copy_(sent)
         self._model = model
@@ -136,7 +142,8 @@ class FatClipStrategy(FedAvg):
         metrics = average_metrics([r.message for r in kept], self.weighted_by_key, self.train_metrics_aggr_fn)
         metrics.update(report.metrics(lam))
         if report.result is None or not report.result.applied:
-            log(WARNING, "round %d: no update can be used; the model stays as it is", server_round)
+            if self._asked:
+                log(WARNING, "round %d: no update can be used; the model stays as it is", server_round)
             return None, metrics
         buffers = model.buffers
         if self.buffers == "average" and buffers:

@@ -66,6 +66,13 @@ def test_what_is_sent_has_to_be_named():
         FatClipStrategy(sends="deltas")
 
 
+@pytest.mark.parametrize("wrong", [{"lam": -1.0}, {"lr": math.nan}, {"reduce": "avg"}, {"buffers": "drop"}])
+def test_arguments_are_refused_before_a_run_begins(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=rf"{name} must be .*got '?{value}"):
+        FatClipStrategy(sends="weights", **wrong)
+
+
 @pytest.mark.parametrize("name", sorted(hostile_replies()))
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_hostile_client_changes_nothing_for_the_others(name, place):
@@ -109,6 +116,27 @@ def test_weights_that_are_all_zero_keep_the_model():
     assert after is None
     after, _ = one_round(strategy, {0: moves(1), 1: moves(2)}, number=2)
     assert torch.equal(flat(after), expected([moves(1), moves(2)], 1.0))
+
+
+def test_lam_and_lr_may_be_assigned_between_rounds():
+    clients = [moves(1, size=5.0), moves(2, size=5.0)]
+    strategy = FatClipStrategy(sends="weights", lam=100.0)
+    one_round(strategy, dict(enumerate(clients)))
+    strategy.lam, strategy.lr = 0.5, 0.25
+    after, metrics = one_round(strategy, dict(enumerate(clients)), number=2)
+    assert torch.equal(flat(after), expected(clients, 0.5, 0.25))
+    assert (metrics["fatclip-lam"], metrics["fatclip-clipped"]) == (0.5, 1.0)
+
+
+def test_a_run_may_only_evaluate(caplog):
+    def evaluate(message):
+        metrics = MetricRecord({"num-examples": 1, "accuracy": 0.5})
+        return Message(content=RecordDict({"metrics": metrics}), reply_to=message)
+
+    strategy = FatClipStrategy(sends="weights", lam=1.0, fraction_train=0.0)
+    found = strategy.start(LocalGrid({0: evaluate, 1: evaluate}), model(), num_rounds=1)
+    assert found.evaluate_metrics_clientapp[1]["accuracy"] == 0.5
+    assert "no update can be used" not in caplog.text
 
 
 def test_failures_carry_their_traceback():
