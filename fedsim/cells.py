@@ -39,8 +39,3 @@ class CellResult:
 def levels_of(results: Sequence[CellResult], axis: str) -> list[str]:
     """The levels of an axis that were run, in the grid's order."""
     return list(dict.fromkeys(result.cell.levels[axis] for result in results))
-
-
-def select(results: Sequence[CellResult], wanted: Mapping[str, str]) -> list[CellResult]:
-    """The results at these levels, one per seed."""
-    return [result for result in results if wanted.items() <= result.cell.levels.items()]

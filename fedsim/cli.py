@@ -11,7 +11,8 @@ from typing import Any
 from .arguments import Parser, check_experiment
 from .errors import ClientError, InputError, RunError, StoppedError
 
-PARSE_ALONE = {"data": ".data.cli", "theory": ".theory", "suggest": ".suggest"}
+NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
+FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,18 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def dispatch(arguments: list[str]) -> int:
     """Each command imports no more than it needs: `--help` and a typing error answer at once."""
-    if arguments and arguments[0] in PARSE_ALONE:
-        module = importlib.import_module(PARSE_ALONE[arguments[0]], __package__)
-        return int(module.main(arguments[1:]))
+    if arguments[:1] == ["data"]:
+        return int(importlib.import_module(".data.cli", __package__).main(arguments[1:]))
     keys = None
     if arguments[:1] == ["run"] and not {"-h", "--help"}.isdisjoint(arguments):
         keys = importlib.import_module(".config", __package__).describe_keys()
     args = make_parser(keys).parse_args(arguments, argparse.Namespace(arguments=arguments))
     if args.word in ("run", "sweep"):
         args.name = check_experiment(args.name if args.word == "run" else " ".join(["sweep", args.name, *args.grid]))
-    from .run.command import COMMANDS
-
-    COMMANDS[args.word](args)
+    if args.word in ("theory", "suggest"):
+        importlib.import_module(f".{args.word}", __package__).main(args)
+    else:
+        importlib.import_module(".run.command", __package__).COMMANDS[args.word](args)
     return 0
 
 
@@ -58,18 +59,24 @@ def make_parser(keys: str | None) -> Parser:
     words = top.add_subparsers(dest="word", required=True, metavar="COMMAND")
     words.add_parser("list", help="the experiments")
     words.add_parser("data", help="get, verify and show data sets (data --help)", add_help=False)
-    words.add_parser("theory", help="rates and parameter choices of the theorems (theory --help)", add_help=False)
-    words.add_parser("suggest", help="lam and rates from the journal of a pilot (suggest --help)", add_help=False)
-    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    about = "Rates and parameter choices of the FAT-Clipping theorems."
+    short = "rates and parameter choices of the theorems (theory --help)"
+    add_theory_options(words.add_parser("theory", help=short, description=about))
+    about = "The theorems' lam and rates from the journal of a pilot run."
+    short = "lam and rates from the journal of a pilot (suggest --help)"
+    suggest = words.add_parser("suggest", help=short, description=about)
+    suggest.add_argument("run", type=Path, metavar="RUN", help="a run directory; its cells need not be finished")
+    suggest.add_argument("--rounds", **NUMBER, help="rounds of the run to come (default: as many as the pilot's)")
+    suggest.add_argument("--local-steps", **NUMBER, help="local steps of a client (default: the pilot's)")
     report = words.add_parser("report", help="make figures and report.html again from a run directory")
-    report.add_argument("out", **folder)
+    report.add_argument("out", **FOLDER)
     report.add_argument("--pdf", action="store_true", help="figures as PDF, too")
     report.add_argument("--plain", action="store_true", help="figures for a paper: (a), (b) in place of panel titles")
     compare = words.add_parser("compare", help="curves of runs over each other, and what differs")
-    compare.add_argument("outs", **folder, nargs="+")
+    compare.add_argument("outs", **FOLDER, nargs="+")
     compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
     export = words.add_parser("export", help="the rounds of a run as CSV")
-    export.add_argument("out", **folder)
+    export.add_argument("out", **FOLDER)
     export.add_argument("--csv", type=Path, required=True, metavar="FILE")
     raw: dict[str, Any] = {"epilog": keys, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_run_options(words.add_parser("run", help="run an experiment", **raw))
@@ -79,24 +86,32 @@ def make_parser(keys: str | None) -> Parser:
     return top
 
 
+def add_theory_options(theory: argparse.ArgumentParser) -> None:
+    theory.add_argument("--alpha", type=float, required=True, help="tail index of the noise, in (1, 2]")
+    for name, letter in (("--clients", "M"), ("--local-steps", "K"), ("--rounds", "T")):
+        theory.add_argument(name, type=int, required=True, metavar=letter)
+    theory.add_argument("--mu", type=float, default=1.0, help="strong convexity (default: 1)")
+    theory.add_argument("--c", type=float, default=1.0, help="constant of the strongly convex step (default: 1)")
+    theory.add_argument("--smoothness", type=float, default=1.0, metavar="L", help="default: 1")
+    theory.add_argument("--json", action="store_true", help="print the values as JSON")
+
+
 def add_run_options(run: argparse.ArgumentParser) -> None:
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     what = "an experiment of `fedsim list`, a file with an EXPERIMENT, or package.module:NAME"
     run.add_argument("name", metavar="NAME", help=what)
     run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
-    run.add_argument("--seeds", **number, help="how many seeds")
+    run.add_argument("--seeds", **NUMBER, help="how many seeds")
     change = "change settings; --help lists the keys"
     run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help=change)
     run.add_argument("--only", **many, metavar="AXIS=LEVEL", help="run a part of the grid")
-    run.add_argument("--out", **folder, help="the run directory (default: runs/NAME-TIME)")
+    run.add_argument("--out", **FOLDER, help="the run directory (default: runs/NAME-TIME)")
     run.add_argument("--resume", action="store_true", help="resume the run in --out")
-    run.add_argument("--workers", **number, help="processes that share a round's clients")
+    run.add_argument("--workers", **NUMBER, help="processes that share a round's clients")
     at_once = "cells that run at once (default: for a sweep, as many as there are cores; otherwise 1)"
-    run.add_argument("--processes", **number, help=at_once)
-    run.add_argument("--data-root", **folder, help="where the data sets are (default: as `fedsim data` puts them)")
-    run.add_argument("--checkpoint-every", **number, help="rounds between checkpoints (default: 15 seconds of work)")
+    run.add_argument("--processes", **NUMBER, help=at_once)
+    run.add_argument("--data-root", **FOLDER, help="where the data sets are (default: as `fedsim data` puts them)")
+    run.add_argument("--checkpoint-every", **NUMBER, help="rounds between checkpoints (default: 15 seconds of work)")
     run.add_argument("--on-client-error", choices=("stop", "reject"), help="when a client raises")
     run.add_argument("--quiet", action="store_true", help="print errors only")
     run.add_argument("--json", action="store_true", help="print the result as JSON and nothing else on stdout")

@@ -24,15 +24,9 @@ class Rule(NamedTuple):
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    if isinstance(value, float) and not value.is_integer():
         raise ValueError
     return int(value)
-
-
-def _float(value: Any) -> float:
-    if isinstance(value, bool):
-        raise ValueError
-    return float(value)
 
 
 def _quantile(text: str) -> Quantile:
@@ -41,9 +35,9 @@ def _quantile(text: str) -> Quantile:
 
 
 COUNT = Rule(_integer, lambda v: v >= 1, "an integer of at least 1")
-RATE = Rule(_float, lambda v: 0 < v < math.inf, "a finite number above 0")
-NUMBER = Rule(_float, lambda v: not math.isnan(v), "a number")
-LAM = Rule(_float, lambda v: v > 0, "a number above 0, or inf to switch clipping off")
+RATE = Rule(float, lambda v: 0 < v < math.inf, "a finite number above 0")
+NUMBER = Rule(float, lambda v: not math.isnan(v), "a number")
+LAM = Rule(float, lambda v: v > 0, "a number above 0, or inf to switch clipping off")
 QUANTILE = Rule(_quantile, bool, "quantile:Q or quantile:Q:START with Q between 0 and 1 and START above 0")
 
 
@@ -92,10 +86,10 @@ class Config:
     noise_alpha: float = _key(
         1.5,
         "tail index of stable and pareto noise",
-        Rule(_float, lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
+        Rule(float, lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
     )
     noise_scale: float = _key(
-        1.0, "of the noise", Rule(_float, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
+        1.0, "of the noise", Rule(float, lambda v: 0 <= v < math.inf, "a finite number of at least 0")
     )
     seed: int = _key(
         0, "of everything random", Rule(_integer, lambda v: 0 <= v < 2**63, "an integer from 0 to 2**63 - 1")
@@ -123,7 +117,9 @@ class Config:
     def __post_init__(self) -> None:
         for key in _KEYS:
             object.__setattr__(self, key, _checked(key, getattr(self, key)))
-        _check_options(self.options, self.algorithm)
+        added = own_settings(self.algorithm)
+        if unknown := [key for key in self.options if key not in added]:
+            raise InputError(f"{self.algorithm} has no setting {unknown[0]!r}; it adds {', '.join(added) or 'none'}")
         if self.local_steps is not None and self.local_epochs is not None:
             both = f"local_steps={self.local_steps} and local_epochs={self.local_epochs}"
             raise InputError(f"{both} are both set: give one of them")
@@ -191,7 +187,6 @@ class Config:
 
     @property
     def participating(self) -> int:
-        """How many clients take part in a round."""
         return self.clients if self.participants is None else self.participants
 
     @classmethod
@@ -216,6 +211,8 @@ class Config:
             key, equals, value = setting.partition("=")
             if not equals:
                 raise InputError(f"setting {setting!r} is not of the form key=value")
+            if key.strip() in values:
+                raise InputError(f"{key.strip()} is set twice, to {values[key.strip()]} and to {value.strip()}")
             values[key.strip()] = value.strip()
         return self.with_values(values)
 
@@ -249,14 +246,6 @@ def _routed(values: Mapping[str, Any], algorithm: str, options: Mapping[str, Any
     return routed | {"options": found}
 
 
-def _check_options(options: Mapping[str, Any], algorithm: str) -> None:
-    """Refuses what the algorithm does not have."""
-    added = own_settings(algorithm)
-    for key in options:
-        if key not in added:
-            raise InputError(f"{algorithm} has no setting {key!r}; it adds {', '.join(added) or 'none'}")
-
-
 def _checked(key: str, value: Any) -> Any:
     """The value in its own type, from text or JSON, or an InputError that names the key."""
     about = Config.__dataclass_fields__[key]
@@ -280,7 +269,7 @@ def _checked(key: str, value: Any) -> Any:
 def _read(key: str, value: Any, rule: Rule, optional: bool = False) -> Any:
     try:
         number = rule.read(value)
-        good = rule.test(number)
+        good = rule.test(number) and not isinstance(value, bool)
     except (TypeError, ValueError, OverflowError):
         good = False
     if not good:

@@ -1,8 +1,6 @@
 """A learning task: a model, the clients' samples and the test set of one configuration."""
 
-import contextlib
 import copy
-import mmap
 import os
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from .batches import BatchSampler
 from .config import Config
 from .data import partition
 from .data.samples import ClientData, Dataset, Samples, Split
+from .engines.memory import zeros
 from .errors import InputError
 from .models.base import Model
 from .seeding import Indices
@@ -62,19 +61,9 @@ class LearningTask:
         self._test = dealt.test
 
     def _stored(self, x: Tensor, order: Tensor) -> Tensor:
-        """Samples in an order, as the model stores them, piece by piece: there is never a second copy of them all.
-
-        In large pages where the system has them, because batches are read from all over the place.
-        """
+        """Samples in an order, as the model stores them, piece by piece: there is never a second copy of them all."""
         one = self.model.store(x[:1], self.dtype)
-        shape = (len(order), *one.shape[1:])
-        if self.device.type == "cpu":
-            block = mmap.mmap(-1, max(1, len(order) * one.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with contextlib.suppress(OSError, AttributeError):
-                block.madvise(mmap.MADV_HUGEPAGE)
-            out = torch.frombuffer(block, dtype=one.dtype).view(shape)
-        else:
-            out = torch.empty(shape, dtype=one.dtype, device=self.device)
+        out = zeros(len(order), *one.shape[1:], dtype=one.dtype, device=self.device, shared=False)
         for rows, target in zip(order.split(_STORED_AT_ONCE), out.split(_STORED_AT_ONCE), strict=True):
             target.copy_(self.model.store(x[rows], self.dtype))
         return out

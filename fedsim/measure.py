@@ -38,12 +38,17 @@ class Measurement:
         raise NotImplementedError
 
 
+def ending(sim: Simulation, records: Records) -> dict[str, Any]:
+    """The loss and the accuracy after the last round."""
+    last = records[-1] if records else sim.evaluate()
+    return {key: last[key] for key in ("loss", "accuracy")}
+
+
 class FinalLoss(Measurement):
     """The loss after the last round, over seeds; nan and inf count as infinitely bad."""
 
     def result(self, sim: Simulation, records: Records, observer: Any) -> dict[str, Any]:
-        last = records[-1] if records else sim.evaluate()
-        return {"start": sim.evaluate(start=True), "loss": last["loss"], "accuracy": last["accuracy"]}
+        return {"start": sim.evaluate(start=True)} | ending(sim, records)
 
     def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
         losses = _losses(group)
@@ -80,22 +85,6 @@ def best_settings(
 
 def _losses(group: Sequence[CellResult]) -> list[float]:
     return [value if _finite(value) else math.inf for result in group for value in result.measured["loss"]]
-
-
-class GradientNorm(Measurement):
-    """The theorems' error of a quadratic run, E||grad f(x_t)||^2.
-
-    squares: of every seed, the mean over rounds. least: the root of the least over rounds of the mean over seeds.
-    clipped: the share of norms that were clipped.
-    """
-
-    def result(self, sim: Simulation, records: Records, observer: Any) -> dict[str, Any]:
-        squares = 2 * np.array([r["loss"] for r in records], dtype=np.float64)  # grad f(x) = x and f(x) = ||x||^2 / 2
-        return {
-            "squares": squares.mean(0).tolist(),
-            "least": float(np.sqrt(squares.mean(1).min())),
-            "clipped": float(np.mean([r["clipped"] for r in records])),
-        }
 
 
 class Trial(Measurement):
@@ -172,10 +161,11 @@ class NoiseObserver:
     """
 
     def __init__(self, over: Sequence[str], *, wants_full: bool = False, seed: int = 0) -> None:
-        self.wants_full = wants_full
+        self.over, self.wants_full = over, wants_full
         self.streams = {
-            kind: {name: TailStream(name, centred=kind == "mean", partitions=4, seed=seed) for name in over}
+            f"{kind}/{name}": TailStream(name, centred=kind == "mean", partitions=4, seed=seed)
             for kind in (("mean", "full") if wants_full else ("mean",))
+            for name in over
         }
         self._rows: list[Tensor] = []
 
@@ -187,16 +177,16 @@ class NoiseObserver:
         self._rows = []
         mean = matrix[matrix.isfinite().all(1)].mean(0, dtype=torch.float64).to(matrix.dtype)
         matrix.sub_(mean)
-        for stream in self.streams["mean"].values():
-            stream.round(matrix)
+        for name in self.over:
+            self.streams[f"mean/{name}"].round(matrix)
         if full is not None:
             matrix.add_(mean - full)
-            for stream in self.streams["full"].values():
-                stream.round(matrix)
+            for name in self.over:
+                self.streams[f"full/{name}"].round(matrix)
 
     def index(self, kind: str, over: str) -> dict[str, Any]:
         """A tail index ready for JSON; nan where there were too few samples for one."""
-        stream = self.streams[kind][over]
+        stream = self.streams[f"{kind}/{over}"]
         try:
             return asdict(stream.result())
         except InputError:
@@ -204,14 +194,11 @@ class NoiseObserver:
             return empty | {"n": 0, "block": stream.block or 0}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            f"{kind}/{over}": s.state_dict() for kind, streams in self.streams.items() for over, s in streams.items()
-        }
+        return {name: stream.state_dict() for name, stream in self.streams.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, saved in state.items():
-            kind, _, over = name.partition("/")
-            self.streams[kind][over].load_state_dict(saved)
+            self.streams[name].load_state_dict(saved)
 
 
 class Noise(Measurement):
@@ -226,10 +213,9 @@ class Noise(Measurement):
         return NoiseObserver(self.over, wants_full=self.wants_full, seed=config.seed)
 
     def result(self, sim: Simulation, records: Records, observer: Any) -> dict[str, Any]:
-        norms = histogram(observer.streams["mean"][self.over[0]].norms.numpy(), self.bins)
-        last = records[-1] if records else sim.evaluate()
+        norms = histogram(observer.streams[f"mean/{self.over[0]}"].norms.numpy(), self.bins)
         found = {"alpha": {name: observer.index("mean", name) for name in self.over}, "norms": norms}
-        return found | {key: last[key] for key in ("loss", "accuracy")}
+        return found | ending(sim, records)
 
     def row(self, group: Sequence[CellResult]) -> dict[str, Any]:
         row: dict[str, Any] = {}

@@ -55,12 +55,9 @@ def styled(**changes: Any) -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches; no pyplot, so nothing global is touched and no window opens."""
-    from matplotlib import figure as drawing
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib import figure
 
-    figure = drawing.Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return figure.Figure(figsize=(width, height), layout="constrained")
 
 
 def style_of(level: str, number: int = 0) -> dict[str, Any]:

@@ -34,10 +34,12 @@ class Finished:
     results: list[CellResult]
     table: Table
     figures: list[Path]
-    report: Path
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.html"
 
     def text(self) -> str:
-        """The title, the table and the paths of the files."""
         paths = [f"{path.suffix[1:]:5} {path}" for path in [*self.figures, self.report]]
         title = f"{self.experiment.code}  {self.experiment.title}".strip()
         return "\n".join(["", title, "", self.table.text(), "", *paths])

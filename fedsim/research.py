@@ -2,10 +2,13 @@
 
 import hashlib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +63,8 @@ class Run:
     def plot(self, *columns: str) -> "Figure":
         """Draws columns of the history, "loss" by default, against the round."""
         columns = columns or ("loss",)
+        if not self.history:
+            raise InputError("plot: the run has no rounds")
         with styled():
             figure = new_figure(4.4, 3.2)
             ax = figure.subplots()
@@ -152,14 +157,48 @@ def prepare(
 
 
 def fingerprint(task: LearningTask) -> str:
-    """A hash of the initial weights, the clients' samples, the test set and the names of loss and metrics."""
-    names = [getattr(task.model.loss, "__name__", type(task.model.loss).__name__), *task.model.metrics]
-    digest = hashlib.sha256("\n".join(names).encode())
+    """A hash of the initial weights, the clients' samples, the test set, and the code of what was brought."""
+    given = [task.config.new_algorithm(), task.model.module, task.model.loss]
+    given += [*task.model.metrics, *task.model.metrics.values()]
+    digest = hashlib.sha256("\n".join(map(describe_code, given)).encode())
     digest.update(np.ascontiguousarray(task.sampler.sizes).tobytes())
     for tensor in (*task.start, *task.data, *task.test):
         digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]
+
+
+def describe_code(thing: Any) -> str:
+    """What a function, a module or another callable does, as far as its byte code and its plain settings say.
+
+    Of what comes with torch it is name and settings, so that a run may be resumed with another version.
+    """
+    if isinstance(thing, partial):
+        return f"{describe_code(thing.func)} {_text((*thing.args, *sorted(thing.keywords.items())))}"
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    texts = [kind.__qualname__]
+    texts += [
+        f"{name}={_text(value)}" for name, value in sorted(getattr(thing, "__dict__", {}).items()) if name[0] != "_"
+    ]
+    for source in kind.__mro__ if isinstance(kind, type) else [kind]:
+        if not str(source.__module__).startswith(("torch.", "fedsim.")):
+            functions = map(inspect.unwrap, vars(source).values() if isinstance(source, type) else [source])
+            texts += [_text(f.__code__) for f in functions if hasattr(f, "__code__")]
+    if not str(kind.__module__).startswith("torch."):
+        texts += [_text(cell.cell_contents) for cell in getattr(thing, "__closure__", None) or ()]
+        texts.append(_text(getattr(thing, "__defaults__", None)))
+    if isinstance(thing, nn.Module):
+        texts += map(describe_code, thing.children())
+    return " ".join(texts)
+
+
+def _text(value: Any) -> str:
+    """Byte code or a constant as text; empty for what has none that is the same in every process."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {_text(value.co_consts)}"
+    if isinstance(value, tuple):
+        return str([_text(part) for part in value])
+    return repr(value) if isinstance(value, str | int | float | None) else ""
 
 
 def _run_here(sim: Simulation, options: Options) -> list[dict[str, Any]]:

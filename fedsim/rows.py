@@ -5,6 +5,7 @@ Clients and updates are one row of a matrix each; the server has a row per seed.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,7 @@ class Updates:
         self._step_norms = step_norms
         self.norms: Floats = np.empty(0)  # of Delta_i; nan where rejected
         self.rejected: list[int] = []  # rows that are not finite
+        self.good: Any = True  # the clients whose steps are counted, where not all are
 
     @property
     def deltas(self) -> Tensor:
@@ -105,12 +107,9 @@ class Updates:
 
     def count_clipped(self) -> tuple[int, int]:
         """How many updates or, where those are not clipped, steps were clipped, and of how many."""
-        seen, lam = self._clipped_values()
-        finite = np.isfinite(seen)
-        return int((finite & (seen > lam)).sum()), int(finite.sum())
-
-    def _clipped_values(self) -> tuple[Floats, float]:
-        return (self.norms, self.lam) if self.lam < math.inf else (self.step_norms, self.step_lam)
+        seen, lam = (self.norms, self.lam) if self.lam < math.inf else (self.step_norms, self.step_lam)
+        finite = np.isfinite(seen) & self.good
+        return int(np.count_nonzero(finite & (seen > lam))), int(np.count_nonzero(finite))
 
 
 class ServerRows:

@@ -21,13 +21,13 @@ def keys(seed: int, purpose: str, round_: int = 0, clients: Any = 0) -> Words:
     """64 bits for every (seed, purpose, round, client), as an array with one entry per client."""
     key = _mixed(seed + _GOLDEN * PURPOSES[purpose])
     key = _mixed(key + _GOLDEN * (round_ + 1))
-    words = np.atleast_1d(np.asarray(clients, dtype=np.uint64)) + np.uint64(1)
-    return _mix(words * np.uint64(_GOLDEN) + np.uint64(key))
+    return fold(np.uint64(key), clients)
 
 
-def fold(key: Words, number: int) -> Words:
-    """Keys for the parts (steps, epochs) of what `key` stands for."""
-    return _mix(key + np.uint64(_GOLDEN * (number + 1) & _MASK))
+def fold(key: Any, numbers: Any) -> Words:
+    """Keys for the parts (clients, steps, epochs) of what `key` stands for, by their numbers."""
+    words = np.atleast_1d(np.asarray(numbers, dtype=np.uint64)) + np.uint64(1)
+    return _mix(words * np.uint64(_GOLDEN) + key)
 
 
 def _mix(z: Words) -> Words:
@@ -49,11 +49,6 @@ def generator(seed: int, purpose: str, round_: int = 0, client: int = 0) -> np.r
     """A NumPy generator of its own for one (seed, purpose, round, client)."""
     key = keys(seed, purpose, round_, client)
     return np.random.Generator(np.random.Philox(key=np.concatenate([key, fold(key, 0)])))
-
-
-def torch_seed(seed: int, purpose: str) -> int:
-    """A seed for a torch.Generator."""
-    return as_seed(keys(seed, purpose))
 
 
 def as_seed(key: Words) -> int:
@@ -80,22 +75,14 @@ def permuted(key: Words, sizes: NDArray[np.int64], first: int, last: int) -> NDA
     """
     n = np.asarray(sizes, dtype=np.uint32)[:, None]
     a = np.ceil(np.sqrt(n.astype(np.float64))).astype(np.uint32)
-    b = -(-n.astype(np.int64) // a).astype(np.int64)
-    grid = (n, a, b.astype(np.uint32), _round_keys(key))
+    b = (-(-n.astype(np.int64) // a)).astype(np.uint32)
+    round_keys = (_mix(key + _ROUNDS) >> np.uint64(32)).astype(np.uint32)[:, :, None]  # (rounds, len(key), 1)
     at = np.minimum(np.arange(first, last, dtype=np.uint32)[None, :], n - np.uint32(1))
-    out = _feistel(at, *grid[1:])
-    outside = out >= n
-    while outside.any():
+    out = _feistel(at, a, b, round_keys)
+    while (outside := out >= n).any():
         rows, columns = np.nonzero(outside)
-        again = _feistel(out[rows, columns][:, None], a[rows], grid[2][rows], grid[3][:, rows])
-        out[rows, columns] = again[:, 0]
-        outside[rows, columns] = again[:, 0] >= n[rows, 0]
+        out[rows, columns] = _feistel(out[rows, columns][:, None], a[rows], b[rows], round_keys[:, rows])[:, 0]
     return out.astype(np.int64)
-
-
-def _round_keys(key: Words) -> NDArray[np.uint32]:
-    """32 bits per Feistel round and row, as (rounds, len(key), 1)."""
-    return (_mix(key[None, :] + _ROUNDS) >> np.uint64(32)).astype(np.uint32)[:, :, None]
 
 
 def _feistel(

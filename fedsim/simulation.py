@@ -59,7 +59,7 @@ class Simulation:
         self._thresholds = [t for _ in self.seeds if (t := config.new_threshold())]  # one per seed, or none
         self.task: LearningTask | None = None
         if not problem.stacks_seeds:
-            config = config if config.seed == self.seeds[0] else replace(config, seed=self.seeds[0])
+            config = replace(config, seed=self.seeds[0])
             self.task = LearningTask(config, dataset=dataset, model=model, data_root=data_root)
             if config.problem == OWN and config.engine == "stacked":
                 check_stackable(self.task)

@@ -5,14 +5,13 @@ to Frechet-distributed with the same alpha, so its logarithm, over the rounds an
 standard deviation pi / (sqrt(6) alpha).
 """
 
+import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .arguments import Parser
 from .cells import Cell
 from .errors import InputError
 from .run.runner import journals
@@ -83,20 +82,12 @@ def suggest(cell: Cell, records: list[dict[str, Any]], steps: int | None, rounds
     return row, [f"{cell.name}: {text}." for text in said]
 
 
-def main(argv: Sequence[str]) -> int:
-    """`python -m fedsim suggest`."""
-    parser = Parser(prog="fedsim suggest", description="The theorems' lam and rates from the journal of a pilot run.")
-    number: dict[str, Any] = {"type": int, "metavar": "N"}
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory; its cells need not be finished")
-    parser.add_argument("--rounds", **number, help="rounds of the run to come (default: as many as the pilot's)")
-    parser.add_argument("--local-steps", **number, help="local steps of a client (default: the pilot's)")
-    args = parser.parse_args(argv)
-    found = journals(args.run, f"suggest {args.run}: this directory holds no run")
-    if not found:
-        raise InputError(f"suggest {args.run}: no round is finished yet")
-    suggested = [suggest(cell, seen, args.local_steps, args.rounds or cell.config.rounds) for cell, seen in found]
+def main(args: argparse.Namespace) -> None:
+    suggested = [
+        suggest(cell, records, args.local_steps, args.rounds or cell.config.rounds)
+        for cell, records in journals(args.run)
+    ]
     names = [f"{name} {what}" for name in ("PI", "PR") for what in ("lam", "eta*eta_L", "eta_L at most")]
     notes = ["lam is the theorems' (non-convex) times G; their other constants are left out."]
     notes += [text for _, said in suggested for text in said]
     print(Table(["cell", "G", "alpha", "95 %", *names], [row for row, _ in suggested], notes).text())
-    return 0

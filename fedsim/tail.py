@@ -116,20 +116,22 @@ class TailStream:
         for name, value, least in (("block", block, 2), ("partitions", partitions, 1), ("seed", seed, 0)):
             if value is not None and not (isinstance(value, Integral) and value >= least):
                 raise InputError(f"{name} must be an integer of at least {least}, got {value}")
-        self.over, self.block, self.centred, self.nulls = over, block or 0, centred, nulls
+        self.over, self.block, self.centred = over, block or 0, centred
         self.blocks, self.partitions, self.seed = blocks, partitions if blocks == "random" else 1, seed
         self.rounds = 0
         self._rows = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._shapes: dict[tuple[int, int], int] = {}  # (rows, columns) of a round -> blocks of that shape
-        self._norms: list[Tensor] = []
-        self._kinds = 3 if over == "flattened" else 2  # the samples, with signs flipped, and for flattened ones scaled
-        self._gains: list[Tensor] = []  # (2 * kinds, clusters): sum and number of gains of every kind
+        # the samples, then with signs flipped, and for flattened ones scaled
+        self._kinds = 1 if not nulls else 3 if over == "flattened" else 2
+        # of every round (2 * kinds, clusters): sum and number of gains of every kind
+        self._gains = [torch.zeros(2 * self._kinds, 0, dtype=torch.float64)]
+        self._norms = [torch.zeros(0, dtype=torch.float64)]
 
     @property
     def norms(self) -> Tensor:
         """The norms of all samples so far that are finite and not zero."""
-        return torch.cat([torch.zeros(0, dtype=torch.float64), *self._norms])
+        return torch.cat(self._norms)
 
     @torch.no_grad()
     def round(self, noise: Any) -> None:
@@ -163,12 +165,12 @@ class TailStream:
         self.block = block
         order = rng.permutation(keep) if self.blocks == "random" else keep
         dealt = order[: clusters * each * block].reshape(clusters, -1)
-        found = torch.zeros(4, clusters, dtype=torch.float64)
+        found = torch.zeros(2 * self._kinds, clusters, dtype=torch.float64)
         for partition in range(self.partitions if each > 1 else 1):
             dealt = rng.permuted(dealt, axis=1) if partition else dealt
             blocks = torch.from_numpy(dealt.reshape(-1, block))
             signs = torch.from_numpy(rng.choice((-1.0, 1.0), size=tuple(blocks.shape)))
-            for number, factors in enumerate((None, signs) if self.nulls else (None,)):
+            for number, factors in enumerate((None, signs)[: self._kinds]):
                 if self.over == "coordinates":
                     parts = gains.coordinate_gains(matrix, blocks, factors)
                 else:
@@ -203,17 +205,15 @@ class TailStream:
         ]
         self.block = block
         starts = np.linspace(0, blocks, min(blocks, len(keep)), endpoint=False).astype(np.int64)
-        found = torch.zeros(2 * self._kinds, len(starts), dtype=torch.float64)
-        for number, entries in enumerate(kinds if self.nulls else kinds[:1]):
-            for row, part in enumerate(gains.flattened_gains(entries, count, block), 2 * number):
-                found[row] = torch.from_numpy(np.add.reduceat(part.numpy(), starts))
+        parts = (part for entries in kinds[: self._kinds] for part in gains.flattened_gains(entries, count, block))
+        found = torch.from_numpy(np.stack([np.add.reduceat(part.numpy(), starts) for part in parts]))
         self._counts["cancelled"] += blocks - int(found[1].sum())
         self._gains.append(found)
         return len(keep), blocks
 
     def result(self) -> TailIndex:
         """The estimate over all rounds so far."""
-        found = self._all_gains().numpy()
+        found = torch.cat(self._gains, dim=1).numpy()
         found = found[:, found[1] > 0]
         if found.shape[1] < 2:
             raise InputError(
@@ -223,18 +223,15 @@ class TailStream:
         interval = gains.interval(found[0], found[1], self.block, self.seed)
         blocks = sum(self._shapes.values())
         sums = found.sum(1).reshape(-1, 2).tolist()  # of the samples, with signs flipped, scaled
-        if self.nulls:
+        if self._kinds > 1:
             rows = [(n, d, m if self.centred else None) for (m, d), n in self._shapes.items()]
             null = sum(n * gains.null_gain(self.over, d, self.block, m) for n, d, m in rows)
             sums = [sums[0], [null, blocks], *sums[1:]]
         scale = math.log(self.block)
         alpha, *nulls = (gains.alpha_of(total / count / scale if count else math.nan) for total, count in sums)
-        gaussian, flipped, scaled = (*nulls, None)[:3] if self.nulls else (None, None, None)
+        gaussian, flipped, scaled = (*nulls, None, None, None)[:3]
         counts = (self._rows, self.block, blocks)
         return TailIndex(alpha, *interval, gaussian, flipped, scaled, hill(self.norms), *counts, **self._counts)
-
-    def _all_gains(self) -> Tensor:
-        return torch.cat([torch.zeros(2 * self._kinds, 0, dtype=torch.float64), *self._gains], dim=1)
 
     def state_dict(self) -> dict[str, Tensor | int | str]:
         """All that a stream with the same arguments needs to continue to the same bits: tensors, ints and a str."""
@@ -246,7 +243,7 @@ class TailStream:
             **self._counts,
             "shapes": torch.tensor([(*k, v) for k, v in self._shapes.items()], dtype=torch.int64).view(-1, 3),
             "norms": self.norms,
-            "gains": self._all_gains(),
+            "gains": torch.cat(self._gains, dim=1),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -5,21 +5,22 @@ m clients, K local steps, T rounds. The error is f(x) - f* for strongly convex f
 otherwise (the theorems bound its square, whose exponents are twice these). Constants are left out throughout.
 """
 
+import argparse
+import itertools
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from .arguments import Parser
 from .errors import InputError
 from .table import Table
 
 ALGORITHMS = ("fatclip-pi", "fatclip-pr", "gclip", "fedavg", "sgd", "lower-bound")
 TUNED = ("fatclip-pi", "fatclip-pr", "gclip")  # those the theorems choose parameters for
+GIVEN = ("alpha", "clients", "local_steps", "rounds", "mu", "c", "smoothness")  # what describes a problem
 _CENTRALISED = ("gclip", "sgd")  # one machine that takes all R = K*T steps: m plays no part
 
 
@@ -232,26 +233,23 @@ def _need_sizes(m: int, K: int, T: int) -> None:
         _need(known, f"{name} must be an integer from 1 to 10^15, got {value}")
 
 
-def summarize(
-    alpha: float, m: int, K: int, T: int, *, mu: float = 1.0, c: float = 1.0, L: float = 1.0
-) -> dict[str, Any]:
-    """All rates and choices for one problem, as plain values: null stands for none."""
+def summarize(given: dict[str, Any]) -> dict[str, Any]:
+    """All rates and choices for the problem of the command line, as plain values: null stands for none."""
+    alpha, m, K, T, mu, c, L = (given[key] for key in GIVEN)
     rates, choices = [], []
-    for algorithm in ALGORITHMS:
-        for convex in (True, False):
-            known = guaranteed(algorithm, alpha)
-            powers = exponents(algorithm, alpha, convex) if known else dict.fromkeys("mKT")
-            value = rate(algorithm, alpha, m, K, T, convex) if known else None
-            rates.append({"algorithm": algorithm, "convex": convex, **powers, "rate": value})
-            if algorithm in TUNED:
-                choice = parameters(algorithm, alpha, m, K, T, convex, mu=mu, c=c)
-                choices.append({**asdict(choice), "step": choice.step(L), "holds": choice.step(L) <= 1})
-    given = {"alpha": alpha, "clients": m, "local_steps": K, "rounds": T, "mu": mu, "c": c, "smoothness": L}
+    for algorithm, convex in itertools.product(ALGORITHMS, (True, False)):
+        found: dict[str, Any] = dict.fromkeys(("m", "K", "T", "rate"))
+        if guaranteed(algorithm, alpha):
+            found = exponents(algorithm, alpha, convex) | {"rate": rate(algorithm, alpha, m, K, T, convex)}
+        rates.append({"algorithm": algorithm, "convex": convex, **found})
+        if algorithm in TUNED:
+            choice = parameters(algorithm, alpha, m, K, T, convex, mu=mu, c=c)
+            step = choice.step(L)
+            choices.append({**asdict(choice), "step": step, "holds": step <= 1})
     return {**given, "rates": rates, "parameters": choices}
 
 
 def format_summary(given: dict[str, Any]) -> str:
-    """A summary for the terminal."""
     kind, finite = {True: "strongly convex", False: "non-convex"}, given["alpha"] == 2
     rates = Table(
         ["algorithm", "f", "m", "K", "T", "rate"],
@@ -276,18 +274,7 @@ def format_summary(given: dict[str, Any]) -> str:
     ).format(v="finite" if finite else "infinite", r=rates.text(), p=choices.text(), **given)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(args: argparse.Namespace) -> None:
     """`python -m fedsim theory`: all rates and parameter choices for one problem, as text or as JSON."""
-    parser = Parser(prog="fedsim theory", description="Rates and parameter choices of the FAT-Clipping theorems.")
-    parser.add_argument("--alpha", type=float, required=True, help="tail index of the noise, in (1, 2]")
-    for name, letter in (("--clients", "M"), ("--local-steps", "K"), ("--rounds", "T")):
-        parser.add_argument(name, type=int, required=True, metavar=letter)
-    parser.add_argument("--mu", type=float, default=1.0, help="strong convexity (default: 1)")
-    parser.add_argument("--c", type=float, default=1.0, help="constant of the strongly convex step (default: 1)")
-    parser.add_argument("--smoothness", type=float, default=1.0, metavar="L", help="default: 1")
-    parser.add_argument("--json", action="store_true", help="print the values as JSON")
-    args = parser.parse_args(argv)
-    sizes = (args.clients, args.local_steps, args.rounds)
-    given = summarize(args.alpha, *sizes, mu=args.mu, c=args.c, L=args.smoothness)
-    print(json.dumps(given, indent=2, allow_nan=False) if args.json else format_summary(given))
-    return 0
+    found = summarize({key: getattr(args, key) for key in GIVEN})
+    print(json.dumps(found, indent=2, allow_nan=False) if args.json else format_summary(found))

@@ -48,6 +48,12 @@ class Samples:
     def columns(self) -> tuple[Tensor, ...]:
         return (*self.inputs, self.y)
 
+    def describe(self) -> str:
+        """Names, shapes and kinds of numbers of the columns."""
+        names = [f"{name} " for name in self.names] or [""] * len(self.inputs)
+        columns = zip([*names, "targets "], self.columns, strict=True)
+        return ", ".join(f"{name}{tuple(t.shape[1:])} {t.dtype}" for name, t in columns)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -108,10 +114,9 @@ def read_clients(train: Any) -> Split:
 
 def check_alike(name: str, samples: Samples, other_name: str, other: Samples) -> None:
     """Refuses samples of other shapes, names or kinds of numbers."""
-    kinds = [[(tuple(t.shape[1:]), t.dtype) for t in s.columns] for s in (samples, other)]
-    if kinds[0] != kinds[1] or samples.names != other.names:
-        texts = [f"{', '.join(f'{shape}' for shape, _ in kind)} ({kind[-1][1]} targets)" for kind in kinds]
-        raise InputError(f"{name} have the shapes {texts[0]}, but {other_name} {texts[1]}: all must be alike")
+    here, there = samples.describe(), other.describe()
+    if here != there:
+        raise InputError(f"{name} have the shapes {here}, but {other_name} {there}: all must be alike")
 
 
 def read(data: Any, name: str, *, empty: bool = False) -> Samples:

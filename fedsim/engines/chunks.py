@@ -21,7 +21,7 @@ from ..learning_task import LearningTask
 from ..rows import Floats, Updates
 from ..seeding import Indices
 from .clients import Chunk, SequentialEngine, StackedEngine
-from .memory import share_zeros
+from .memory import keep_freed_memory, zeros
 from .rounds import PHASES, Clock
 
 Draw = Callable[[Indices], LocalWork]
@@ -69,9 +69,9 @@ class ClientBuffers:
     """
 
     def __init__(self, start: Tensor, clients: int, kind: str) -> None:
-        self.mean = share_zeros(len(start), dtype=torch.float64).copy_(start)
+        self.mean = zeros(len(start), dtype=torch.float64).copy_(start)
         kept = clients if kind == "local" and len(start) else 0
-        self.own = share_zeros(kept, len(start), dtype=torch.float64).copy_(start)  # no rows where none is kept
+        self.own = zeros(kept, len(start), dtype=torch.float64).copy_(start)  # no rows where none is kept
         self._begin()
 
     def _begin(self) -> None:
@@ -117,6 +117,7 @@ class ChunkTrainer:
     """Trains chunks in this process."""
 
     def __init__(self, task: LearningTask, engine: str, buffers: ClientBuffers) -> None:
+        keep_freed_memory()
         self.task, self.buffers = task, buffers
         self.algorithm = task.config.new_algorithm()
         self.sequential = SequentialEngine(task)
@@ -127,10 +128,8 @@ class ChunkTrainer:
         self, assignment: Assignment, clients: Indices, x_t: Tensor, rows: Tensor, total: Tensor, buffers: Tensor
     ) -> ChunkReport:
         """One chunk from x_t: rows (c, d) hold what was sent if kept, total (d,) the sum of the clipped updates."""
-        sampler, algorithm = self.task.sampler, self.algorithm.with_lam(assignment.lam)
-        draw: Draw = sampler.draw_everything if assignment.full else partial(sampler.draw, assignment.round_)
-        if (most := assignment.most_steps) is not None:
-            draw = lambda some: sampler.draw(assignment.round_, some).shortened(most)  # noqa: E731
+        algorithm, (round_, _, _, full, most_steps) = self.algorithm.with_lam(assignment.lam), assignment
+        draw: Draw = partial(self.task.sampler.draw, round_, full=full, most_steps=most_steps)
         if buffers.numel():
             buffers.copy_(self.buffers.of(clients))
         chunk = Chunk(algorithm, clients, x_t, rows, total, buffers, Clock())

@@ -175,7 +175,6 @@ class StackedEngine:
 
     def __init__(self, task: LearningTask) -> None:
         self.task = task
-        self._scratch = torch.empty(0)
 
     @torch.no_grad()
     def train(self, chunk: Chunk, work: LocalWork) -> Updates:
@@ -186,20 +185,18 @@ class StackedEngine:
             single = OneStepRows(x_t, rows)
             algorithm.local_step(single)
             return single.updates(total, self.task.unit)
-        if len(self._scratch) < len(rows):
-            self._scratch = torch.empty_like(rows)
-        gradients = self._scratch[: len(rows)]
+        gradients = torch.empty_like(rows)
         clients = StackedRows(rows.copy_(x_t), gradients)
-        norms, had = [], []
+        norms = []
         for k, batch in enumerate(work.batches):
             self._gradients(chunk, batch, rows if k else x_t, gradients)
             finished = None if batch.counts.all() else self.task.on_device(batch.counts == 0)
             norms.append(clients.step(algorithm, finished))
-            had.append(batch.counts > 0)
             clock.lap("clip_step")
         step_norms = torch.stack(norms)
         torch.sub(x_t, rows, out=rows)
-        rows[(self.task.on_device(np.stack(had)) & ~torch.isfinite(step_norms)).any(0)] = math.nan
+        busy = self.task.on_device(np.arange(len(norms))[:, None] < work.steps)
+        rows[(busy & ~torch.isfinite(step_norms)).any(0)] = math.nan
         clock.lap("clip_step")
         found = step_norms.cpu().numpy()
         return Updates(rows, total, 1 / self.task.unit, step_lam=clients.step_lam, step_norms=found)

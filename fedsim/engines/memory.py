@@ -1,5 +1,6 @@
 """How much memory a simulation needs, and how this process gets and gives it back."""
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -32,11 +33,20 @@ def keep_freed_memory() -> bool:
     return all(taken)
 
 
-def share_zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that forked processes share; anonymous, so the size of /dev/shm does not matter."""
-    count = max(1, torch.Size(shape).numel())
-    block = mmap.mmap(-1, count * dtype.itemsize)
-    return torch.frombuffer(block, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+def zeros(*shape: int, dtype: torch.dtype, device: torch.device | None = None, shared: bool = True) -> Tensor:
+    """Zeros; on the CPU in anonymous memory, which forked processes share, and /dev/shm does not limit.
+
+    shared=False: in large pages where the system has them, for what is read from all over the place.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = torch.Size(shape).numel()
+    flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+    block = mmap.mmap(-1, max(1, count) * dtype.itemsize, flags)
+    if not shared:
+        with contextlib.suppress(OSError, AttributeError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(block, dtype=dtype)[:count].view(shape)
 
 
 def check_memory(config: Config, seeds: int = 1) -> None:

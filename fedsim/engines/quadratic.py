@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fatclip_ops import FatClipPI, clip_rows_, row_norms
 
@@ -58,11 +58,6 @@ class QuadraticUpdates(Updates):
             clip_rows_(self.rows, lam)
         kept = torch.where(torch.from_numpy(self.good)[:, None], self.rows, 0.0)
         self.total = kept.view(self.seeds, -1, self.rows.shape[1]).to(torch.float64).sum(1)
-
-    def count_clipped(self) -> tuple[int, int]:
-        seen, lam = self._clipped_values()
-        seen = seen[..., self.good]
-        return int(np.count_nonzero(seen > lam)), seen.size
 
 
 class QuadraticRounds:
@@ -156,13 +151,13 @@ class QuadraticRounds:
         rows = torch.empty(seeds * clients, dim, dtype=self.dtype)
         norms = torch.empty(steps, seeds * clients, dtype=torch.float64)
         for i in range(seeds * clients):
-            model = quadratic.Quadratic(x[i // clients])
-            optimizer = FatClipPI(model.parameters(), lr=self.config.eta_l, lam=math.inf, nonfinite="propagate")
+            param = nn.Parameter(x[i // clients].clone())
+            optimizer = FatClipPI([param], lr=self.config.eta_l, lam=math.inf, nonfinite="propagate")
             optimizer.begin_round()
-            client = ModuleRow(model.x.data[None], [model.x], optimizer)
+            client = ModuleRow(param.data[None], [param], optimizer)
             for k in range(steps):
                 optimizer.zero_grad()
-                model(xi[i // clients, i % clients, k]).backward()
+                quadratic.noisy_loss(param, xi[i // clients, i % clients, k]).backward()
                 clock.lap("compute")
                 algorithm.local_step(client)
                 norms[k, i] = client.take_norms()
@@ -194,15 +189,10 @@ class QuadraticRounds:
 
 def _result(parts: Sequence[QuadraticUpdates], chosen: Indices) -> RoundResult:
     """The updates of all seeds; chosen: the participants, (seeds, clients)."""
-    (part, *more), good = parts, parts[0].good
-    total, norms, step_norms, clipped = part.total, part.norms, part.step_norms, part.count_clipped()
-    if more:
-        counts = [part.count_clipped() for part in parts]
-        clipped = sum(hit for hit, _ in counts), sum(count for _, count in counts)
-        good, norms = np.concatenate([part.good for part in parts]), np.concatenate([part.norms for part in parts])
-        total, step_norms = (
-            torch.cat([part.total for part in parts]),
-            np.concatenate([part.step_norms for part in parts], axis=1),
-        )
+    good, norms = np.concatenate([part.good for part in parts]), np.concatenate([part.norms for part in parts])
+    total = torch.cat([part.total for part in parts])
+    step_norms = np.concatenate([part.step_norms for part in parts], axis=1)
+    hits, counts = zip(*(part.count_clipped() for part in parts), strict=True)
     accepted = torch.from_numpy(good.reshape(len(chosen), -1).sum(1))
-    return RoundResult(total, accepted, norms, step_norms, clipped, sorted(set(chosen.flatten()[~good].tolist())))
+    rejected = sorted(set(chosen.flatten()[~good].tolist()))
+    return RoundResult(total, accepted, norms, step_norms, (sum(hits), sum(counts)), rejected)

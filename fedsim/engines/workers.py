@@ -12,9 +12,8 @@ import signal
 import struct
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from ..seeding import Indices
 from .chunks import Assignment, ChunkReport, ChunkTrainer, Failure
-from .memory import share_zeros
 
 _TOKEN = struct.Struct("i")
 
@@ -59,26 +57,13 @@ def cores_for(workers: int) -> list[set[int]]:
     return [{core} for core in cores] if len(cores) == workers else [set()] * workers
 
 
-@dataclass
-class CohortMemory:
+class CohortMemory(NamedTuple):
     """Room for a cohort: the model, each chunk's rows and sum, and its clients' buffers."""
 
     x_t: Tensor
     rows: Tensor
     totals: Tensor
     buffers: Tensor
-
-    @classmethod
-    def allocate(
-        cls, slots: int, clients: int, d: int, e: int, dtype: torch.dtype, device: torch.device
-    ) -> "CohortMemory":
-        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            if device.type == "cpu":
-                return share_zeros(*shape, dtype=dtype)
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        rows, buffers = zeros(slots, clients, d), zeros(slots, clients, e, dtype=torch.float64)
-        return cls(zeros(d), rows, zeros(slots, d), buffers)
 
 
 class WorkerPool:

@@ -2,11 +2,11 @@
 
 import functools
 import importlib
-import importlib.util
+import runpy
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from ..arguments import NAMES, SWEEP, check_experiment
 from ..errors import InputError
@@ -31,7 +31,7 @@ def find(name: str) -> Experiment:
         return next(experiment for experiment in known if experiment.name == name)
     module, _, attribute = (name, "", "EXPERIMENT") if name.endswith(".py") else name.partition(":")
     try:
-        found = getattr(_import(module), attribute, None)
+        found = _names(module).get(attribute)
     except InputError:
         raise
     except Exception as error:
@@ -44,15 +44,10 @@ def find(name: str) -> Experiment:
     return found
 
 
-def _import(name: str) -> ModuleType:
-    """A file that ends in .py, or a module, of this folder too, as `python -m` finds it."""
-    if not name.endswith(".py"):
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _names(module: str) -> dict[str, Any]:
+    """The names of a file that ends in .py, or of a module, of this folder too, as `python -m` finds it."""
+    if module.endswith(".py"):
+        return runpy.run_path(module)
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return vars(importlib.import_module(module))

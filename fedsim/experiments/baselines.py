@@ -6,7 +6,7 @@ from typing import Any
 from .. import figures
 from ..cells import CellResult
 from ..config import Config
-from ..measure import OUTCOMES, Measurement, Trial, best_settings, final_values, judge_trial, quartiles
+from ..measure import OUTCOMES, Measurement, Trial, best_settings, ending, final_values, judge_trial, quartiles
 from ..simulation import Simulation
 from ..table import Table
 from .grid import Axis, Experiment
@@ -51,9 +51,8 @@ class Ending(Measurement):
     """The loss and the accuracy after the last round and, where there are classes, what became of the trial."""
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
-        last = records[-1] if records else sim.evaluate()
-        trial = {} if None in last["accuracy"] else judge_trial(records, 0.1)
-        return {"loss": last["loss"], "accuracy": last["accuracy"]} | trial
+        found = ending(sim, records)
+        return found | ({} if None in found["accuracy"] else judge_trial(records, 0.1))
 
 
 def tabulate(results: list[CellResult]) -> Table:

@@ -145,15 +145,11 @@ class Experiment:
             wanted.setdefault(name, set()).update(found)
         return wanted
 
-    def captions(self, results: list[CellResult]) -> list[str]:
-        """What belongs below the table and the figure: the notes, the reading, and what differs from the paper."""
+    def tabulate(self, results: list[CellResult]) -> Table:
+        """One row per combination of levels; below: the notes, the reading, and what differs from the paper."""
         cells = [result.cell for result in results]
         changes = describe_changes(cells) if self.code else []
-        return [*self.notes, describe_reading(cells), *describe_batches(cells), *changes]
-
-    def tabulate(self, results: list[CellResult]) -> Table:
-        """One row per combination of levels: what was measured and what the paper reports."""
-        notes = self.captions(results)
+        notes = [*self.notes, describe_reading(cells), *describe_batches(cells), *changes]
         if self.table is not None:
             table = self.table(results)
             return Table(table.columns, table.rows, [*table.notes, *notes])

@@ -6,7 +6,6 @@ from typing import Any
 
 from .. import figures
 from ..cells import CellResult
-from ..config import Config
 from ..errors import InputError
 from ..measure import FinalLoss, Measurement, best_settings, final_values, group_by, quartiles
 from ..problems import OWN
@@ -24,6 +23,8 @@ def make_sweep(base: Experiment, grid: Sequence[str]) -> Experiment:
     if not swept:
         raise InputError("sweep needs settings to go through, such as lam=1,3,10")
     fixed, names = [one.name for one in base.axes], [one.name for one in swept]
+    if len(set(names)) < len(names):
+        raise InputError(f"sweep: {', '.join(names)}: each setting may be named once, with all of its values")
     return replace(
         base,
         name=f"{base.name}-sweep",
@@ -45,9 +46,6 @@ def _axis(base: Experiment, text: str) -> Axis:
         raise InputError(f"sweep: {text!r} is not of the form key=value,value,...")
     if any(key in known.keys or key == known.name for known in base.axes):
         raise InputError(f"sweep: {key} is an axis of {base.name} already; pick its levels by --only")
-    settings = dict(base.paper) | dict(next(iter(base.axes[0].levels.values())) if base.axes else {})
-    for value in values.split(","):
-        Config.from_dict(settings).with_settings([f"{key}={value}"])  # refused before anything runs
     return axis(key, key, values.split(","))
 
 

@@ -12,7 +12,7 @@ from .. import figures, noise, theory
 from ..cells import CellResult
 from ..config import Config
 from ..errors import InputError
-from ..measure import FinalLoss, GradientNorm
+from ..measure import FinalLoss, Measurement
 from ..models import quadratic
 from ..simulation import Simulation
 from ..table import Table
@@ -117,17 +117,25 @@ def compare_with_bound(result: CellResult) -> tuple[float, float]:
     return error, bound.output(gap, config.rounds, mu=1.0)
 
 
-class RateErrors(GradientNorm):
+class RateErrors(Measurement):
     """The errors of the theorems: the non-convex one, and of the output that the strongly convex ones draw.
 
-    weighted: of every seed, E f(x) - f* over x drawn from the rounds with the weights w_t.
+    squares: of every seed, the mean of ||grad f(x_t)||^2 over rounds. least: the root of the least over rounds of the
+    mean over seeds. clipped: the share of norms that were clipped. weighted: of every seed, E f(x) - f* over x drawn
+    from the rounds with the weights w_t.
     """
 
     def result(self, sim: Simulation, records: Sequence[dict[str, Any]], observer: Any) -> dict[str, Any]:
         assert sim.config.local_steps is not None
         weights = theory.output_weights(len(records), mu=1.0, step=sim.config.eta * sim.config.local_steps)
         losses = np.array([r["loss"] for r in records], dtype=np.float64)
-        return super().result(sim, records, observer) | {"weighted": (weights @ losses).tolist()}
+        squares = 2 * losses  # grad f(x) = x and f(x) = ||x||^2 / 2
+        return {
+            "squares": squares.mean(0).tolist(),
+            "least": float(np.sqrt(squares.mean(1).min())),
+            "clipped": float(np.mean([r["clipped"] for r in records])),
+            "weighted": (weights @ losses).tolist(),
+        }
 
 
 def tabulate(results: list[CellResult]) -> Table:

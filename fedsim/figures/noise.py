@@ -80,8 +80,7 @@ def tail_indexes(results: Results, *, x: str, label: str, colour: str | None = N
 
 def _medians(groups: Sequence[Sequence[dict[str, Any]]], key: str) -> np.ndarray:
     """The median of a value in every group; what is missing leaves a gap."""
-    values = [middle(group, key) for group in groups]
-    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    return np.array([middle(group, key) for group in groups], dtype=np.float64)  # None becomes nan
 
 
 def alpha_errors(results: Results, *, x: str, colour: str, paper: Mapping[str, Sequence[float]]) -> Figure:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cells import CellResult, levels_of, select
+from ..cells import CellResult, levels_of
 from ..plotting import GREY, Axes, Figure, new_figure
 from ..run.files import write_atomic
 
@@ -38,7 +38,8 @@ def split(results: Results, axis: str | None, levels: Sequence[str] = ()) -> lis
     """Every level of an axis with its results; all results under an empty name where there is no axis."""
     if axis is None:
         return [("", results)]
-    return [(level, select(results, {axis: level})) for level in levels or levels_of(results, axis)]
+    levels = levels or levels_of(results, axis)
+    return [(level, [result for result in results if result.cell.levels[axis] == level]) for level in levels]
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes], title: str | None = None, *more: Any) -> None:

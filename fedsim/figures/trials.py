@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cells import CellResult, levels_of, select
+from ..cells import CellResult, levels_of
 from ..measure import middle
 from ..plotting import GREY, Axes, Figure, style_of
 from .curves import series
@@ -105,7 +105,7 @@ def stability(results: Results, *, x: str, y: str, panel: str) -> Figure:
     figure, axes = panels(3, len(across), size=size, share_x=True, share_y=True)
     for name, line in zip([*rows, "last accuracy (%), median"], axes, strict=True):
         for ax, (level, part) in zip(line, split(results, panel, across), strict=True):
-            groups = [[select(part, {x: rate, y: row}) for rate in at] for row in lines]
+            groups = [[group for _, group in split(shown, x, at)] for _, shown in split(part, y, lines)]
             _heat_map(ax, groups, rows.get(name))
             ax.set_title(f"{panel} = {level}: {name}", fontsize=8.5)
             ax.set_xticks(range(len(at)), at)

@@ -5,7 +5,6 @@ builds its module, and computes the gradients of many stacked clients at once: b
 pays. Frozen parameters stay in the module; buffers travel in rows of their own.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -65,7 +64,7 @@ class Model:
     def start(self, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Builds the module of a seed, torch's global generator left alone; returns its weights as one vector."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeding.torch_seed(seed, "model"))
+            torch.manual_seed(seeding.as_seed(seeding.keys(seed, "model")))
             module = self.build()
         vector = torch.cat([p.detach().reshape(-1) for p in trainable(module)]).to(dtype)
         self.module = module.to(device, dtype)
@@ -181,28 +180,10 @@ class Model:
         return self.loss(self._call_with(params | held, stored), y), held
 
 
-class Memory:
-    """Tensors by name, in memory that only grows: fresh pages every time would cost as much as a copy."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Uninitialised memory of a shape, in the dtype of `like`; the former tensor of that name is void."""
-        count, kept = math.prod(shape), self._kept.get(name)
-        if kept is None or kept.numel() < count or (kept.dtype, kept.device) != (like.dtype, like.device):
-            kept = self._kept[name] = like.new_empty(count)
-        return kept[:count].view(shape)
-
-
 class Classifier(Model):
     """A model whose loss is the cross entropy: samples are weighted, so a padded batch serves clients of any size."""
 
     block = 0  # clients that gather their samples at a time, which stay in the cache until they are used; 0: all
-
-    @cached_property
-    def _memory(self) -> Memory:
-        return Memory()
 
     def gradients_at(
         self, rows: Tensor, data: Sequence[Tensor], index: Tensor, counts: Indices, buffers: Tensor, out: Tensor
@@ -224,11 +205,9 @@ class Classifier(Model):
         for at in range(0, len(index), step):
             part = slice(at, at + step)
             flat, shape = index[part].reshape(-1), index[part].shape
-            x = self._memory.take("samples", data[0], len(flat), *data[0].shape[1:])
-            torch.index_select(data[0], 0, flat, out=x)
-            y = data[1].index_select(0, flat).view(shape)
+            x, y = (d.index_select(0, flat).view(*shape, *d.shape[1:]) for d in data)
             own = rows if rows.dim() == 1 else rows[part]
-            self.gradients(own, x.view(*shape, *x.shape[1:]), y, weights[part], out[part])
+            self.gradients(own, x, y, weights[part], out[part])
 
     def gradients(self, rows: Tensor, x: Tensor, y: Tensor, weights: Tensor, out: Tensor) -> None:
         """The same for stored rows x (c, b, ...) and labels y (c, b); weights (c, b) are 0 for padding."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import native
-from .base import Classifier, Memory, residuals
+from .base import Classifier, residuals
 
 FACTORS = (2.0, 1.0, 4.0, 1.0)  # of the derivatives in the gates i, f, g, o
 
@@ -87,7 +87,6 @@ class Layer:
     def __init__(self, width: int, hidden: int) -> None:
         self.width, self.hidden = width, hidden
         self.states = slice(width, width + hidden)  # of the columns [input, state, 1]
-        self._memory = Memory()
         self._made_for: object = None
 
     def begin(self, shape: torch.Size, params: list[Tensor]) -> None:
@@ -105,15 +104,15 @@ class Layer:
     def _make_room(self, shape: torch.Size, like: Tensor) -> None:
         """Buffers for clients in chunks of this size; `inputs` and `cells` have one more step than there are."""
         self._made_for = shape, like.dtype, like.device
-        (length, clients, batch), hidden, take = shape, self.hidden, self._memory.take
+        (length, clients, batch), hidden, new = shape, self.hidden, like.new_empty
         padded = -(-(self.width + hidden + 1) // 16) * 16  # products run best on whole vectors
-        self.inputs = take("inputs", like, length + 1, clients, batch, padded).zero_()
+        self.inputs = like.new_zeros(length + 1, clients, batch, padded)
         self.inputs[..., self.states.stop] = 1
-        self.gates = take("gates", like, length, clients, batch, 4 * hidden)
-        self.cells = take("cells", like, length + 1, clients, batch, hidden).zero_()
-        self.tanh = take("tanh", like, length, clients, batch, hidden)
-        self.grad_gates = take("grad_gates", like, clients, length, batch, 4 * hidden)
-        self.back = like.new_empty(clients, batch, padded)
+        self.gates = new(length, clients, batch, 4 * hidden)
+        self.cells = like.new_zeros(length + 1, clients, batch, hidden)
+        self.tanh = new(length, clients, batch, hidden)
+        self.grad_gates = new(clients, length, batch, 4 * hidden)
+        self.back = new(clients, batch, padded)
         self._grads = torch.empty_like(self.gates[0])
         self._grad_cell, *self._scratch = (torch.empty_like(self.tanh[0]) for _ in range(4))
         self._kernels = native.KERNELS if like.dtype == torch.float32 and like.device.type == "cpu" else None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from ..errors import InputError
 from .base import Metric, Model, trainable
@@ -27,15 +28,22 @@ class OwnModel(Model):
     ) -> None:
         if not callable(make):
             raise InputError(f"model must be a callable that returns an nn.Module, got a {type(make).__name__}")
+        if not isinstance(metrics or {}, Mapping):
+            raise InputError(
+                f"metrics must be functions by name, such as {{'accuracy': f}}, got a {type(metrics).__name__}"
+            )
         self.make, self.loss, self.metrics, self.names = make, loss, dict(metrics or {}), names
         for name in self.metrics:
             if name in RESERVED:
                 raise InputError(f"metrics: {name!r} is the name of something that every record has; choose another")
 
     def build(self) -> nn.Module:
-        module = copy.deepcopy(self.make) if isinstance(self.make, nn.Module) else self.make()
-        if not isinstance(module, nn.Module):
+        module = copy.deepcopy(self.make) if isinstance(self.make, nn.Module) else _attempt("model", self.make)
+        if not isinstance(module, nn.Module) or isinstance(module, nn.DataParallel | torch.jit.ScriptModule):
             raise InputError(f"model must return an nn.Module, it returned a {type(module).__name__}")
+        for name, p in module.named_parameters():
+            if p.is_meta or is_lazy(p):
+                raise InputError(f"model has the parameter {name} without values: it is on meta, or of a lazy module")
         if not trainable(module):
             raise InputError("model has no trainable parameters")
         dtypes = sorted({str(p.dtype) for p in module.parameters()})
@@ -70,8 +78,7 @@ class OwnModel(Model):
         with torch.no_grad():
             output = self.call(module, stored)
             for name, metric in self.metrics.items():
-                value = _attempt(f"metric {name}", partial(metric, output, y), [output, y])
-                size = torch.as_tensor(value).numel()
+                size = _attempt(f"metric {name}", lambda: torch.as_tensor(metric(output, y)).numel(), [output, y])  # noqa: B023
                 if size != 1 and size % len(y):
                     raise InputError(f"metric {name} returned {size} numbers for {len(y)} samples; return their mean")
 
@@ -89,10 +96,12 @@ class OwnModel(Model):
                 raise InputError(f"{found}, but the model's output has {classes} classes, 0 to {classes - 1}")
 
 
-def _attempt(what: str, run: Callable[[], Any], given: Sequence[Any]) -> Any:
+def _attempt(what: str, run: Callable[[], Any], given: Sequence[Any] = ()) -> Any:
     try:
         return run()
     except Exception as error:
         shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in given if isinstance(t, Tensor))
         first = (str(error).splitlines() or [""])[0]
-        raise InputError(f"{what} raised {type(error).__name__}: {first} (given {shapes})") from error
+        raise InputError(
+            f"{what} raised {type(error).__name__}: {first}" + f" (given {shapes})" * bool(shapes)
+        ) from error

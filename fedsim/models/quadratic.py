@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def start(dim: int, dtype: torch.dtype) -> Tensor:
@@ -15,12 +15,6 @@ def loss(x: Tensor) -> Tensor:
     return x.to(torch.float64).square().sum(-1) / 2
 
 
-class Quadratic(nn.Module):
-    """One client's stochastic objective."""
-
-    def __init__(self, x: Tensor) -> None:
-        super().__init__()
-        self.x = nn.Parameter(x.clone())
-
-    def forward(self, xi: Tensor) -> Tensor:
-        return self.x.square().sum() / 2 + (xi * self.x).sum()
+def noisy_loss(x: Tensor, xi: Tensor) -> Tensor:
+    """f(x, xi) of one client."""
+    return x.square().sum() / 2 + (xi * x).sum()

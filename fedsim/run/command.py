@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import figures
-from ..cells import Cell
 from ..engines.ranks import Ranks
-from ..errors import ClientError, InputError, RankError, RunError, StoppedError
+from ..errors import ClientError, InputError, RankError, StoppedError
 from ..experiments import NAMES, find
 from ..figures import page
 from ..plotting import styled
@@ -126,19 +125,11 @@ def list_experiments(_args: argparse.Namespace) -> None:
     print(Table(["name", "paper", "default preset", "cells", "seeds", "minutes per seed", "what"], rows).text())
 
 
-def begun(out: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:
-    """The cells of a run that have begun, at least one."""
-    found = runner.journals(out, f"{out} holds no run")
-    if not found:
-        raise RunError(f"the run in {out} has no round yet")
-    return found
-
-
 def export(args: argparse.Namespace) -> None:
     """Writes every round of every cell and seed as a line of CSV."""
     rows = [
         {"cell": cell.name, "seed": seed} | flatten(record, number)
-        for cell, records in begun(args.out)
+        for cell, records in runner.journals(args.out)
         for number, seed in enumerate(cell.seeds)
         for record in records
     ]
@@ -151,7 +142,7 @@ def compare(args: argparse.Namespace) -> None:
 
     The table has the settings that differ and the last results.
     """
-    runs = {f"{out.name}: {cell.name}": (cell, records) for out in args.outs for cell, records in begun(out)}
+    runs = {f"{out.name}: {cell.name}": (cell, records) for out in args.outs for cell, records in runner.journals(out)}
     curves = {name: [_middle(record) for record in records] for name, (_, records) in runs.items()}
     settings = {name: cell.config.to_dict() for name, (cell, _) in runs.items()}
     differing = [key for key in next(iter(settings.values())) if len({str(s[key]) for s in settings.values()}) > 1]

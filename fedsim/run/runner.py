@@ -82,14 +82,12 @@ def run_cell(cell: Cell, folder: Path, run: str, measure: Measurement, make: Mak
     run: the identity of the cell, in each of its files; those of another are set aside.
     """
     files.make_folder(folder)
-    result, records = None, []
     with files.setting_aside():
-        result = finished(cell, folder, run)
-    if result is not None:
-        options.tell("end", result, True)
-        return result
+        if (result := finished(cell, folder, run)) is not None:
+            options.tell("end", result, True)
+            return result
     with make(cell) as sim:
-        observer = measure.observer(cell.config)
+        observer, records = measure.observer(cell.config), []
         with files.setting_aside():
             records = files.read_journal(folder / JOURNAL, run)
         done = checkpoint.restore(folder, len(records), run, sim, observer)
@@ -199,31 +197,33 @@ def publish(
 ) -> Finished:
     """Writes figures and report.html from the results."""
     experiment = find(request.experiment)
-    table, paths = experiment.tabulate(results), figures.save(experiment, results, out, *drawn)
-    whole = Finished(experiment, out, results, table, paths, out / "report.html")
+    paths = figures.save(experiment, results, out, *drawn)
+    whole = Finished(experiment, out, results, experiment.tabulate(results), paths)
     whole.write_report(request.preset, starts)
     return whole
 
 
-def saved_run(out: Path, refusal: str) -> tuple[RunDirectory, Request, list[Cell]]:
-    """The run in a directory, finished or not; the refusal is an InputError where there is none."""
+def saved_run(out: Path) -> tuple[RunDirectory, Request, list[Cell]]:
+    """The run in a directory, finished or not."""
     directory = RunDirectory(out)
     if not directory.exists():
-        raise InputError(refusal)
+        raise InputError(f"{out} holds no run")
     request, _ = directory.saved()
     return directory, request, request.cells(find(request.experiment))
 
 
-def journals(out: Path, refusal: str) -> list[tuple[Cell, list[dict[str, Any]]]]:
-    """The cells of a run that have begun, each with its records."""
-    directory, request, cells = saved_run(out, refusal)
+def journals(out: Path) -> list[tuple[Cell, list[dict[str, Any]]]]:
+    """The cells of a run that have begun, at least one, each with its records."""
+    directory, request, cells = saved_run(out)
     found = [(cell, files.read_journal(directory.cell(cell) / JOURNAL, identify(request, [cell]))) for cell in cells]
+    if not any(records for _, records in found):
+        raise RunError(f"the run in {out} has no round yet")
     return [(cell, records) for cell, records in found if records]
 
 
 def rebuild(out: Path, drawn: Drawn = ()) -> Finished:
     """Makes figures and report again from what a finished run left."""
-    directory, request, cells = saved_run(out, f"report: {out} holds no run")
+    directory, request, cells = saved_run(out)
     directory.check_same(cells)
     starts = directory.starts(identify(request, cells))
     resume = f"resume it first: {resume_command(request, out, Options())}"
@@ -240,7 +240,6 @@ def rebuild(out: Path, drawn: Drawn = ()) -> Finished:
 
 
 def resume_command(request: Request, out: Path, options: Options) -> str:
-    """The command that resumes a run."""
     if request.experiment == OWN:
         return "start the same program again"
     words = ["python", "-m", "fedsim", "run", request.experiment, "--out", str(out), "--resume"]

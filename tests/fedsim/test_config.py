@@ -67,6 +67,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one():
         Config().with_settings(["rounds"])
 
 
+def test_a_key_is_set_once():
+    with pytest.raises(InputError, match="lam is set twice, to 1 and to 3"):
+        Config().with_settings(["lam=1", "eta=2", "lam=3"])
+
+
 def test_steps_and_epochs_exclude_each_other():
     base = {"problem": "mnist-logistic"}
     with pytest.raises(InputError, match="local_steps=2 and local_epochs=3"):

@@ -10,10 +10,10 @@ from fedsim.cells import CellResult
 from fedsim.config import Config
 from fedsim.data import Dataset
 from fedsim.experiments import find
+from fedsim.experiments.synthetic import RateErrors
 from fedsim.measure import (
     AlphaError,
     FinalLoss,
-    GradientNorm,
     Noise,
     Trial,
     histogram,
@@ -131,8 +131,11 @@ def test_a_loss_that_is_nan_counts_as_infinitely_bad():
 def test_the_gradient_norm_is_averaged_over_rounds_and_its_least_over_seeds():
     # ||x||^2 = 2, 4, 6, 8: mean 5
     rows = [{"loss": [1.0, 2.0]}, {"loss": [3.0, 4.0]}]
-    found = GradientNorm().result(None, [row | {"clipped": 0.25} for row in rows], None)
+    with Simulation(Config(eta=1.0, local_steps=1)) as sim:
+        found = RateErrors().result(sim, [row | {"clipped": 0.25} for row in rows], None)
     # per seed (2 + 6) / 2 and (4 + 8) / 2; over seeds (2 + 4) / 2 in the first round, the least
+    # weighted: with eta eta_L K = 1 the second round weighs twice as much as the first
+    assert found.pop("weighted") == pytest.approx([7 / 3, 10 / 3], rel=1e-15)
     assert found == {"squares": [4.0, 6.0], "least": math.sqrt(3), "clipped": 0.25}
 
 

@@ -126,7 +126,7 @@ def test_frozen_parameters_do_not_move_and_tied_ones_count_once():
     _, module, _, sim = run(MODULES["frozen"])
     started = sim.task.model.build()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeding.torch_seed(0, "model"))
+        torch.manual_seed(seeding.as_seed(seeding.keys(0, "model")))
         started = MODULES["frozen"]()
     assert torch.equal(module.conv.weight, started.conv.weight.double())
     assert not torch.equal(module.fc.weight, started.fc.weight.double())

@@ -9,18 +9,37 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import own_cases
 import pytest
 import torch
 from own_cases import images, simulate
 from run_cases import facts
+from torch import nn
+from torch.nn import functional
 
 import fedsim
 from fedsim import research, table
 from fedsim.cli import main
 from fedsim.data import samples
 from fedsim.models import base
+
+
+class Squared(own_cases.Plain):
+    """The same weights, and another output."""
+
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+class Again(Squared):
+    """Another output by the class that it inherits from."""
+
+
+def algorithm(local_step):
+    """Always of the same name, as when its file has been edited."""
+    return type("Mine", (fedsim.Algorithm,), {"local_step": local_step})(eta_l=0.1)
 
 
 @pytest.mark.parametrize("module", [research, samples, table, base])
@@ -77,6 +96,9 @@ def test_a_run_directory_has_everything_and_the_same_call_finds_it_finished(tmp_
         ({"lam": 0.6}, "lam=0.6 here, but lam=0.5"),
         ({"seed": 1}, "seed=1 here"),
         ({"metrics": {}}, "own=.* here, but own="),
+        ({"metrics": {"accuracy": lambda o, y: (o.argmax(1) != y).float()}}, "own=.* here, but own="),
+        ({"loss": lambda o, y: 2 * functional.cross_entropy(o, y)}, "own=.* here, but own="),
+        ({"model": lambda: Squared(norm=True)}, "own=.* here, but own="),
     ],
 )
 def test_another_run_does_not_resume_this_one(tmp_path, changes, text):
@@ -84,6 +106,29 @@ def test_another_run_does_not_resume_this_one(tmp_path, changes, text):
     simulate(out)
     with pytest.raises(fedsim.InputError, match=text):
         simulate(out, **changes)
+
+
+def scaled(factor):
+    return lambda output, y: factor * functional.cross_entropy(output, y)
+
+
+def smoothed(output, y, by=0.1):
+    return functional.cross_entropy(output, y, label_smoothing=by)
+
+
+def test_what_computes_something_else_is_told_apart():
+    known = [
+        scaled(1.0), scaled(2.0), smoothed, partial(smoothed, by=0.2), partial(smoothed, by=0.3),
+        nn.CrossEntropyLoss(), nn.CrossEntropyLoss(label_smoothing=0.1), functional.cross_entropy, functional.mse_loss,
+        lambda o, y: (o - y).square().mean(), lambda o, y: (o - y).abs().mean(), own_cases.Plain(), Squared(),
+        Again(), torch.no_grad()(smoothed), algorithm(lambda self, clients: clients.sgd_(0.5)),
+        algorithm(lambda self, clients: clients.sgd_(0.25)),
+        own_cases.Plain(drop=0.1), own_cases.Plain(drop=0.2),
+    ]  # fmt: skip
+    texts = [research.describe_code(thing) for thing in known]
+    assert len(set(texts)) == len(known)
+    assert research.describe_code(scaled(2.0)) == texts[1]
+    assert "0x" not in "".join(texts)  # no address, which another process would not have
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been_killed(tmp_path, monkeypatch):

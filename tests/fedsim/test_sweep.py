@@ -64,6 +64,7 @@ def test_a_sweep_of_two_keys_draws_maps_and_resumes(tmp_path, capsys):
         (["synthetic-cauchi", "lam=1"], "did you mean synthetic-cauchy"),
         (["synthetic-cauchy", "lam"], "'lam' is not of the form key=value,value"),
         (["synthetic-cauchy", "lam=1,,3"], "not of the form"),
+        (["synthetic-cauchy", "lam=1,3", "lam=2"], "lam, lam: each setting may be named once"),
         (["synthetic-cauchy", "lan=1"], "unknown key 'lan'; did you mean lam"),
         (["synthetic-cauchy", "lam=0"], "lam=0 must be"),
         (["synthetic-cauchy", "algorithm=fedavg"], "algorithm is an axis of synthetic-cauchy already"),

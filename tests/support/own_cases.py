@@ -73,8 +73,8 @@ def sequences(samples=60):
 SETTINGS = {"algorithm": "fatclip-pi", "lam": 0.5, "batch": 4, "local_epochs": 1, "participants": 5, "rounds": 6}
 
 
-def simulate(out=None, **changes):
+def simulate(out=None, model=None, **changes):
     settings = {"metrics": {"accuracy": fedsim.accuracy}, "progress": False, **SETTINGS, **changes}
     local = 2  # a closure: forked workers need no pickling
     train = fedsim.split(images(), clients=7, classes=3)
-    return fedsim.simulate(lambda: Plain(norm=local == 2), train, images(30, seed=1), out=out, **settings)
+    return fedsim.simulate(model or (lambda: Plain(norm=local == 2)), train, images(30, seed=1), out=out, **settings)

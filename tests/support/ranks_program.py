@@ -52,7 +52,7 @@ def digest(name, ranks):
         seen = [{k: v for k, v in r.items() if k not in ("seconds", "phases")} for r in records]
         found.update(json.dumps(seen).encode())
         if observer is not None:
-            found.update(observer.streams["full"]["vectors"].norms.numpy().tobytes())
+            found.update(observer.streams["full/vectors"].norms.numpy().tobytes())
     return found.hexdigest()
 
 
