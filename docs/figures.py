@@ -33,6 +33,8 @@ SUMS = "SHA256SUMS"
 COLUMNS = {FinalLoss: ("loss",), Trial: ("loss", "accuracy", "norms", "rejected")}
 ABSENT = {"loss": [None], "accuracy": [None], "norms": None, "rejected": []}
 DEFAULTS = Config().to_dict()
+# Records that are not drawn like their experiment.
+FIGURES = {"cifar10-letter": lambda results: figures.failures(results, panel="p", chance=0.1)}
 
 
 def main() -> int:
@@ -139,7 +141,8 @@ def unpack(name: str, data: bytes) -> tuple[Experiment, list[CellResult]]:
         cell = Cell(line["levels"], config, tuple(line["seeds"]), papers[key])
         found.append((order[key], CellResult(cell, [ABSENT | row for row in line["rounds"]], line["measured"])))
     found.sort(key=lambda item: item[0])
-    return dataclasses.replace(experiment, name=name), [result for _, result in found]
+    figure = FIGURES.get(name, experiment.figure)
+    return dataclasses.replace(experiment, name=name, figure=figure), [result for _, result in found]
 
 
 def short(value: Any, digits: int = 4) -> Any:

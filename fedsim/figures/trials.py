@@ -17,12 +17,12 @@ FAILED = {"never learns": ("#dddddd", ""), "collapses": ("#ffffff", "xxxx")}
 
 def failures(results: Results, *, panel: str, chance: float) -> Figure:
     """Test accuracy above, norms of the updates below, on one time axis; one column per level of `panel`."""
-    columns = split(results, panel)
+    columns, lines = split(results, panel), {_algorithm(result) for result in results}
     figure, axes = panels(2, len(columns), size=(2.9, 2.1), share_x=True, share_y="row")
     for top, bottom, (level, trials) in zip(*axes, columns, strict=True):
         level_line(top, 100 * chance, "chance")
         for result in trials:
-            _run(top, bottom, result)
+            _run(top, bottom, result, alone=len(lines) == 1)
         top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if len(trials) > 1 else ""))
         count_rounds(bottom)
     plain_log(axes[1][0])
@@ -32,14 +32,19 @@ def failures(results: Results, *, panel: str, chance: float) -> Figure:
     return figure
 
 
-def _run(top: Axes, bottom: Axes, result: CellResult) -> None:
-    colour = style_of(result.cell.levels.get("algorithm", "FedAvg"))["color"]
+def _algorithm(result: CellResult) -> str:
+    return result.cell.levels.get("algorithm", "FedAvg")
+
+
+def _run(top: Axes, bottom: Axes, result: CellResult, *, alone: bool) -> None:
+    colour, name = style_of(_algorithm(result))["color"], "" if alone else f"{_algorithm(result)}: "
     rounds, accuracy = series([result], "accuracy")
-    top.plot(rounds, accuracy[0], color=colour, marker=".", markersize=4, linewidth=1.2, label="accuracy")
+    top.plot(rounds, accuracy[0], color=colour, marker=".", markersize=4, linewidth=1.2, label=f"{name}accuracy")
     rows = [r for r in result.records if r["norms"]]
     at = [r["round"] for r in rows]
-    bottom.plot(at, [r["norms"][2] for r in rows], color=colour, linewidth=1.2, label="median norm")
-    bottom.plot(at, [r["norms"][4] for r in rows], color=GREY, linestyle="--", linewidth=0.9, label="largest norm")
+    bottom.plot(at, [r["norms"][2] for r in rows], color=colour, linewidth=1.2, label=f"{name}median norm")
+    dashed: dict[str, Any] = {"color": GREY if alone else colour, "linestyle": "--", "linewidth": 0.9}
+    bottom.plot(at, [r["norms"][4] for r in rows], **dashed, label=f"{name}largest norm")
     if broken := [r["round"] for r in result.records if r["rejected"]]:
         edge: dict[str, Any] = {"clip_on": False, "transform": bottom.get_xaxis_transform(), "color": "k"}
         bottom.plot(broken, [1.0] * len(broken), "x", **edge, markersize=4, label="update not finite")
