@@ -18,12 +18,13 @@ FAILED = {"never learns": ("#dddddd", ""), "collapses": ("#ffffff", "xxxx")}
 def failures(results: Results, *, panel: str, chance: float) -> Figure:
     """Test accuracy above, norms of the updates below, on one time axis; one column per level of `panel`."""
     columns, lines = split(results, panel), {_algorithm(result) for result in results}
+    alone = len(lines) == 1
     figure, axes = panels(2, len(columns), size=(2.9, 2.1), share_x=True, share_y="row")
     for top, bottom, (level, trials) in zip(*axes, columns, strict=True):
         level_line(top, 100 * chance, "chance")
         for result in trials:
-            _run(top, bottom, result, alone=len(lines) == 1)
-        top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if len(trials) > 1 else ""))
+            _run(top, bottom, result, alone=alone)
+        top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if alone and len(trials) > 1 else ""))
         count_rounds(bottom)
     plain_log(axes[1][0])
     axes[0][0].set_ylabel("test accuracy (%)")
