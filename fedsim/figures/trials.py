@@ -17,8 +17,7 @@ FAILED = {"never learns": ("#dddddd", ""), "collapses": ("#ffffff", "xxxx")}
 
 def failures(results: Results, *, panel: str, chance: float) -> Figure:
     """Test accuracy above, norms of the updates below, on one time axis; one column per level of `panel`."""
-    columns, lines = split(results, panel), {_algorithm(result) for result in results}
-    alone = len(lines) == 1
+    columns, alone = split(results, panel), len({_algorithm(result) for result in results}) == 1
     figure, axes = panels(2, len(columns), size=(2.9, 2.1), share_x=True, share_y="row")
     for top, bottom, (level, trials) in zip(*axes, columns, strict=True):
         level_line(top, 100 * chance, "chance")
