@@ -106,7 +106,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help=change)
     run.add_argument("--only", **many, metavar="AXIS=LEVEL", help="run a part of the grid")
     run.add_argument("--out", **FOLDER, help="the run directory (default: runs/NAME-TIME)")
-    run.add_argument("--resume", action="store_true", help="resume the run in --out")
+    run.add_argument("--resume", action="store_true", help="resume the run in --out; --set rounds=N makes it longer")
     run.add_argument("--workers", **NUMBER, help="processes that share a round's clients")
     at_once = "cells that run at once (default: for a sweep, as many as there are cores; otherwise 1)"
     run.add_argument("--processes", **NUMBER, help=at_once)

@@ -112,7 +112,7 @@ class Simulation:
             self._show_norms(result.norms if self.algorithm.clips_rounds else result.step_norms)
         self.rounds_done += 1
         clock.lap("aggregate")
-        found = self.evaluate() if self._evaluates() else dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
+        found = self.evaluate() if self.evaluates() else self.unmeasured()
         clock.lap("evaluate")
         return {
             "round": self.rounds_done,
@@ -131,8 +131,13 @@ class Simulation:
         for threshold, seen in zip(self._thresholds, np.split(norms, len(self.seeds), axis=-1), strict=True):
             threshold.observe(torch.from_numpy(seen))
 
-    def _evaluates(self) -> bool:
+    def evaluates(self) -> bool:
+        """Whether the record of the last round has loss and metrics."""
         return self.rounds_done % self.config.eval_every == 0 or self.rounds_done >= self.config.rounds
+
+    def unmeasured(self) -> dict[str, Any]:
+        """What stands in a record in their place."""
+        return dict.fromkeys(self._rounds.measures, [None] * len(self.seeds))
 
     def evaluate(self, *, start: bool = False) -> dict[str, Any]:
         """Loss and metrics on the test set (the noise-free loss of the quadratic), one entry per seed.

@@ -95,7 +95,7 @@ class Experiment:
         if count < 1:
             raise InputError(f"--seeds must be at least 1, got {count}")
         for setting, axis in itertools.product(settings, self.axes):
-            if (key := _key(setting)) in axis.keys:
+            if (key := key_of(setting)) in axis.keys:
                 name = next(iter(axis.levels))
                 raise InputError(f'{key} is an axis of {self.name}: pick its levels by --only "{axis.name}={name}"')
         cells: list[Cell] = []
@@ -113,7 +113,7 @@ class Experiment:
         """The cells of one combination of levels, which stand for the settings `merged`."""
         # what only some levels of an axis set (such as lam) is for those alone
         made = {key for axis in self.axes for values in axis.levels.values() for key in values}
-        reaching = [s for s in settings if _key(s) in merged or _key(s) not in made]
+        reaching = [s for s in settings if key_of(s) in merged or key_of(s) not in made]
         base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
         paper = self._derived(Config.from_dict(dict(self.paper) | merged), named, ())
         config = self._derived(Config.from_dict(base).with_settings(reaching), named, reaching)
@@ -128,7 +128,7 @@ class Experiment:
     def _derived(self, config: Config, named: dict[str, str], settings: Sequence[str]) -> Config:
         """The config with the settings that follow from it and its levels, except for those the user set."""
         values = {} if self.derive is None else self.derive(config, named)
-        return config.with_values({key: value for key, value in values.items() if key not in map(_key, settings)})
+        return config.with_values({key: value for key, value in values.items() if key not in map(key_of, settings)})
 
     def _wanted(self, only: Sequence[str]) -> dict[str, set[str]]:
         """The levels that --only names, by axis."""
@@ -161,7 +161,8 @@ class Experiment:
         return Table(columns, [[row[c] for c in columns] for row in rows], notes)
 
 
-def _key(setting: str) -> str:
+def key_of(setting: str) -> str:
+    """The key of a "key=value" setting."""
     return setting.partition("=")[0].strip()
 
 

@@ -21,7 +21,7 @@ from ..errors import InputError, RunError
 from ..experiments.grid import FREE, Experiment
 from . import files
 
-FORMAT = 2
+FORMAT = 3
 CONFIG, ENVIRONMENT, LOCK = "config.json", "environment.json", "lock"
 # What a kill before the first file was in place may have left.
 UNBORN = {LOCK, f"{CONFIG}.tmp"}
@@ -70,18 +70,16 @@ class RunDirectory:
             raise InputError(f"--out {self.path} already holds a run; resume it with --resume, or give another --out")
 
     def start(self, request: Request, cells: Sequence[Cell], command: str) -> list[dict[str, Any]]:
-        """Writes config.json, or compares it with the run that is already here; notes this start's command.
+        """Writes config.json, after comparing it with the run that is already here; notes this start's command.
 
         Returns every start of the run.
         """
-        run = identify(request, cells)
+        run, starts = identify(request, cells), []
         if self.exists():
             self.check_same(cells)
             starts = self.starts(run)
-        else:
-            value = {"format": FORMAT, "version": fatclip_ops.__version__, "request": asdict(request)}
-            files.write_json(self.path / CONFIG, value | {"cells": {c.name: _settings(c) for c in cells}}, run)
-            starts = []
+        value = {"format": FORMAT, "version": fatclip_ops.__version__, "request": asdict(request)}
+        files.write_json(self.path / CONFIG, value | {"cells": {c.name: _settings(c) for c in cells}}, run)
         starts.append({"command": command} | environment())
         files.write_json(self.path / ENVIRONMENT, {"starts": starts}, run)
         return starts
@@ -146,14 +144,17 @@ class RunDirectory:
                 where = "was not in" if name not in saved else "is missing; it was in"
                 raise InputError(f"--resume: the cell {name} {where} the run in {self.path}; give another --out")
             for key, value in here[name].items():
-                if key not in FREE and saved[name].get(key) != value:
-                    was = f"{key}={value} here, but {key}={saved[name].get(key)} in the run in {self.path}"
-                    raise InputError(f"--resume: {was}; leave it as it was or give another --out")
+                was = saved[name].get(key)
+                longer = key == "rounds" and isinstance(was, int) and value > was
+                if not (key in FREE or longer or was == value):
+                    differs = f"{key}={value} here, but {key}={was} in the run in {self.path}"
+                    way_out = "a run can be made longer, not shorter" if key == "rounds" else "leave it as it was"
+                    raise InputError(f"--resume: {differs}; {way_out}, or give another --out")
 
 
 def identify(request: Request, cells: Sequence[Cell]) -> str:
-    """The identity of a run, or of one of its cells: a hash of all that its numbers depend on."""
-    fixed = {c.name: {k: v for k, v in _settings(c).items() if k not in FREE} for c in cells}
+    """The identity of a run, or of one of its cells: a hash of all that the numbers of a round depend on."""
+    fixed = {c.name: {k: v for k, v in _settings(c).items() if k not in (*FREE, "rounds")} for c in cells}
     return files.digest(files.encode([FORMAT, fatclip_ops.__version__, request.experiment, fixed]))
 
 

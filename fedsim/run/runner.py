@@ -18,6 +18,7 @@ from ..engines.ranks import Ranks
 from ..engines.workers import use_threads
 from ..errors import InputError, RunError, StoppedError
 from ..experiments import find
+from ..experiments.grid import key_of
 from ..measure import Measurement
 from ..problems import OWN
 from ..report import Finished
@@ -71,9 +72,9 @@ class Options:
 
 def finished(cell: Cell, folder: Path, run: str) -> CellResult | None:
     """The result of a cell that has run to its end, or None; an AlteredError where a file is not its own."""
-    measured, records = files.read_json(folder / RESULT, run), files.read_journal(folder / JOURNAL, run)
-    whole = measured is not None and len(records) == cell.config.rounds
-    return CellResult(cell, records, measured or {}) if whole else None
+    held, records = files.read_json(folder / RESULT, run) or {}, files.read_journal(folder / JOURNAL, run)
+    whole = held.get("rounds") == len(records) == cell.config.rounds  # otherwise the run was made longer since
+    return CellResult(cell, records, held["measured"]) if whole else None
 
 
 def run_cell(cell: Cell, folder: Path, run: str, measure: Measurement, make: Make, options: Options) -> CellResult:
@@ -91,13 +92,17 @@ def run_cell(cell: Cell, folder: Path, run: str, measure: Measurement, make: Mak
         with files.setting_aside():
             records = files.read_journal(folder / JOURNAL, run)
         done = checkpoint.restore(folder, len(records), run, sim, observer)
-        with files.Journal(folder / JOURNAL, run, records[:done]) as log:
+        kept = records[:done]
+        if kept and not sim.evaluates():  # it was the last round of a run that was shorter
+            kept[-1] |= sim.unmeasured()
+        with files.Journal(folder / JOURNAL, run, kept) as log:
             options.tell("begin", cell, sim.engine, done)
             logging = _run_rounds(cell, sim, observer, log, options)
         measured = measure.result(sim, log.records, observer)
-    files.write_json(folder / RESULT, measured, run)
+    files.write_json(folder / RESULT, {"rounds": len(log.records), "measured": measured}, run)
     # read back, so that a result looks the same whether it was made now or found on disk
-    result = CellResult(cell, log.records, files.read_json(folder / RESULT, run) or {}, logging)
+    held = files.read_json(folder / RESULT, run) or {}
+    result = CellResult(cell, log.records, held["measured"], logging)
     options.tell("end", result, False)
     return result
 
@@ -132,7 +137,8 @@ def _run_rounds(cell: Cell, sim: Simulation, observer: Any, log: files.Journal, 
 def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()) -> tuple[Request, list[Cell]]:
     """The request and its cells, everything checked and nothing written.
 
-    A resumed run takes what was not `given` this time from its directory; what was given must agree with it.
+    A resumed run takes what was not `given` this time from its directory, setting by setting; what was given must
+    agree with it, but for a larger number of rounds.
     """
     directory = RunDirectory(out)
     directory.check(resume=resume)
@@ -140,7 +146,11 @@ def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()
         saved, _ = directory.saved()
         if saved.experiment != request.experiment:
             raise RunError(f"{out} holds a run of {saved.experiment}, not of {request.experiment}")
-        request = replace(saved, **{key: getattr(request, key) for key in given})
+        changes = {key: getattr(request, key) for key in given}
+        if "settings" in given and saved.experiment != OWN:  # whose program always gives all of them
+            again = set(map(key_of, request.settings))
+            changes["settings"] = (*(s for s in saved.settings if key_of(s) not in again), *request.settings)
+        request = replace(saved, **changes)
     cells = request.cells(find(request.experiment))
     for cell in cells:
         check_memory(cell.config, len(cell.seeds))
@@ -188,8 +198,13 @@ def _processes(request: Request, cells: Sequence[Cell], directory: RunDirectory,
     idle = all(cell.config.workers == 1 and cell.config.device == "cpu" for cell in cells)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     usual = cores if idle and request.experiment.startswith(SWEEP) else 1
-    left = sum(not (directory.cell(cell) / RESULT).exists() for cell in cells)
+    left = sum(not _looks_finished(directory.cell(cell), cell.config.rounds) for cell in cells)
     return min(options.processes or usual, left)
+
+
+def _looks_finished(folder: Path, rounds: int) -> bool:
+    """Whether a cell has as many rounds as it should and a result, without reading what they hold."""
+    return (folder / RESULT).exists() and (files.read(folder / JOURNAL) or b"").count(b"\n") == rounds
 
 
 def publish(

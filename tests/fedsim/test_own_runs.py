@@ -85,7 +85,7 @@ def test_a_run_directory_has_everything_and_the_same_call_finds_it_finished(tmp_
     assert all(torch.equal(a, b) for a, b in zip(again.model.buffers(), kept.model.buffers(), strict=True))
     assert main(["report", str(out)]) == 0
     assert "last accuracy" in capsys.readouterr().out
-    engine = json.loads((out / "cells" / "the-run" / "result.json").read_text())
+    engine = json.loads((out / "cells" / "the-run" / "result.json").read_text())["measured"]
     assert engine["engine"] == kept.engine
     assert engine["reason"] == kept.engine_reason
 

@@ -143,7 +143,7 @@ def test_a_file_limit_of_the_system_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize(
     ("more", "name"),
     [
-        (("--set", "rounds=5"), "rounds=5 here, but rounds=4"),
+        (("--set", "rounds=3"), "rounds=3 here, but rounds=4"),
         (("--set", "rounds=4", "eta_l=0.2"), "eta_l=0.2 here, but eta_l=0.1"),
         (("--seeds", "3"), "seeds=[0, 1, 2] here, but seeds=[0, 1]"),
         (("--only", "algorithm=FedAvg"), "algorithm=FAT-Clipping-PR"),

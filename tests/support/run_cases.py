@@ -61,7 +61,8 @@ def run(setting, out, *, resume=False, every=2, watchers=(), stopping=lambda: Fa
         patch("fedsim.figures.save", lambda *_: []),
         patch.object(runner, "find", SETTINGS.__getitem__),
     ):
-        request, cells = runner.plan(Request(setting, "paper", SEEDS[setting], tuple(settings)), out, resume=resume)
+        asked = Request(setting, "paper", SEEDS[setting], tuple(settings))
+        request, cells = runner.plan(asked, out, resume=resume, given=("settings",) if settings else ())
         options = Options(None, None, every, None, "python -m fedsim run", watchers, stopping)
         return runner.run(request, cells, out, options)
 
