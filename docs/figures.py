@@ -90,11 +90,12 @@ def add(folder: Path, results: Path, name: str | None = None) -> None:
     experiment = find(request.experiment)
     path = results / f"{name or experiment.name}.jsonl"
     old = [decode(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{"runs": []}]
-    cells = {str(line["levels"]): line for line in old[1:]}
+    cells = {cell_key(line): line for line in old[1:]}
     grid = request.cells(experiment)
     for cell in grid:
         if (result := finished(cell, directory.cell(cell), identify(request, [cell]))) is not None:
-            cells[str(dict(cell.levels))] = pack(experiment, result)
+            line = pack(experiment, result)
+            cells[cell_key(line)] = line
     # where a run was on this machine is of no use to a reader
     commands = [
         s | {"command": s["command"].replace(str(folder), folder.name)}
@@ -109,6 +110,16 @@ def add(folder: Path, results: Path, name: str | None = None) -> None:
     write_atomic(path, data)
     sums = read_sums(results) | {path.name: hashlib.sha256(data).hexdigest()}
     write_atomic(results / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode())
+
+
+def cell_key(line: dict[str, Any]) -> tuple[str, int]:
+    """What tells a packed cell from the others; the level "seed" is there only in runs of several seeds."""
+    return str(combination(line)), line["seeds"][0]
+
+
+def combination(line: dict[str, Any]) -> dict[str, str]:
+    """The levels of a packed cell without that of its seed."""
+    return {axis: level for axis, level in line["levels"].items() if axis != "seed"}
 
 
 def pack(experiment: Experiment, result: CellResult) -> dict[str, Any]:
@@ -136,7 +147,7 @@ def unpack(name: str, data: bytes) -> tuple[Experiment, list[CellResult]]:
     order = {key: number for number, key in enumerate(papers)}
     found = []
     for line in lines:
-        key = tuple(level for axis, level in line["levels"].items() if axis != "seed")
+        key = tuple(combination(line).values())
         config = Config.from_dict(DEFAULTS | line["config"])
         cell = Cell(line["levels"], config, tuple(line["seeds"]), papers[key])
         found.append((order[key], CellResult(cell, [ABSENT | row for row in line["rounds"]], line["measured"])))
