@@ -85,7 +85,7 @@ class Config:
     noise: str = _key("none", "of the quadratic's gradients", noise.KINDS)
     noise_alpha: float = _key(
         1.5,
-        "tail index of stable and pareto noise",
+        "tail index of stable, isotropic and pareto noise",
         Rule(float, lambda v: 0 < v <= 2, "a number above 0 and at most 2"),
     )
     noise_scale: float = _key(

@@ -7,8 +7,10 @@
 | cauchy   | Cauchy, half width `scale`                                   | p < 1                    |
 | stable   | alpha-stable, characteristic function exp(-|scale*t|^alpha)  | p < alpha                |
 | pareto   | random sign, P(|X| > x) = (scale/x)^alpha for x >= scale     | p < alpha                |
+| isotropic| stable; the entries of a vector share one random radius      | p < alpha                |
 
-A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2.
+A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2. The entries of all kinds are independent
+but for isotropic noise, whose vectors (along the last dimension) have the characteristic function exp(-|scale*t|^alpha).
 """
 
 import math
@@ -18,7 +20,8 @@ import numpy as np
 
 from .errors import InputError
 
-KINDS = ("none", "gaussian", "cauchy", "stable", "pareto")
+KINDS = ("none", "gaussian", "cauchy", "stable", "pareto", "isotropic")
+STABLE = ("stable", "isotropic")
 Shape = int | Sequence[int]
 
 _TINY = np.finfo(np.float64).tiny
@@ -27,9 +30,10 @@ _TINY = np.finfo(np.float64).tiny
 def sample(
     kind: str, shape: Shape, rng: np.random.Generator, *, alpha: float | None = None, scale: float = 1.0
 ) -> np.ndarray:
-    """Draw independent noise of one kind as a float64 array.
+    """Draw noise of one kind as a float64 array.
 
-    `alpha` is the tail index: needed for "stable" (0 < alpha <= 2) and "pareto" (alpha > 0), not read otherwise.
+    `alpha` is the tail index: needed for "stable" and "isotropic" (0 < alpha <= 2) and "pareto" (alpha > 0), not read
+    otherwise.
     An entry is infinite only where its value is beyond float64, and never nan.
 
     >>> sample("stable", (2, 3), np.random.default_rng(0), alpha=1.5, scale=2.0).shape
@@ -39,12 +43,13 @@ def sample(
     if kind == "none" or scale == 0:
         return np.zeros(shape)
     with np.errstate(over="ignore"):  # inf is the answer for a value beyond float64
-        if kind == "gaussian" or (kind == "stable" and alpha == 2):
+        if kind == "gaussian" or (kind in STABLE and alpha == 2):
             return np.asarray(rng.standard_normal(shape) * (scale if kind == "gaussian" else math.sqrt(2) * scale))
         if kind == "cauchy" or (kind == "stable" and alpha == 1):
             return np.asarray(rng.standard_cauchy(shape) * scale)
         assert alpha is not None  # check() refused it for the kinds that are left
-        return np.asarray((_stable if kind == "stable" else _pareto)(float(alpha), float(scale), shape, rng))
+        law = {"stable": _stable, "pareto": _pareto, "isotropic": _isotropic}[kind]
+        return np.asarray(law(float(alpha), float(scale), shape, rng))
 
 
 def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
@@ -53,8 +58,8 @@ def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
         raise InputError(f"noise must be one of {', '.join(KINDS)}, got {kind!r}")
     if not 0 <= scale < math.inf:
         raise InputError(f"noise scale must be a finite number >= 0, got {scale}")
-    if kind == "stable" and (alpha is None or not 0 < alpha <= 2):
-        raise InputError(f"noise alpha must be in (0, 2] for stable noise, got {alpha}")
+    if kind in STABLE and (alpha is None or not 0 < alpha <= 2):
+        raise InputError(f"noise alpha must be in (0, 2] for {kind} noise, got {alpha}")
     if kind == "pareto" and (alpha is None or not 0 < alpha < math.inf):
         raise InputError(f"noise alpha must be a finite number > 0 for pareto noise, got {alpha}")
 
@@ -94,4 +99,26 @@ def _pareto(alpha: float, scale: float, shape: Shape, rng: np.random.Generator) 
     """Invert the tail function: |X| = scale * U^(-1/alpha); sign and U come from one draw."""
     s = _signed_uniform(shape, rng)
     x: np.ndarray = np.copysign(np.exp(math.log(scale) - np.log(2 * np.abs(s)) / alpha), s)
+    return x
+
+
+def _isotropic(alpha: float, scale: float, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """A normal vector times scale * sqrt(2 A), where A > 0 is stable of index a = alpha / 2: E exp(-s A) = exp(-s^a).
+
+    A by Kanter (1975), with U uniform on (0, pi) and W exponential:
+        A = sin(a U) / sin(U)^(1/a) * (sin((1 - a) U) / W)^((1 - a)/a).
+    """
+    normal, a = rng.standard_normal(shape), max(alpha / 2, 5e-324)
+    s = _signed_uniform((*normal.shape[:-1], *[1] * bool(normal.ndim)), rng)
+    log_w = np.log(np.maximum(rng.standard_exponential(s.shape), _TINY))
+    u, d = 0.5 + s, 0.5 - s  # U = pi u; d is its distance to pi, exact where it is small
+
+    def log_sin(b: float) -> np.ndarray:
+        """log sin(b U), measured from the nearer end of (0, pi), so that nothing cancels."""
+        sine = np.sin(np.pi * np.minimum(b * u, (1 - b) + b * d))
+        return np.asarray(np.log(np.maximum(sine, _TINY)))
+
+    log_a = (a * log_sin(a) - log_sin(1) + (1 - a) * (log_sin(1 - a) - log_w)) / a
+    log_radius = math.log(scale) + (math.log(2) + log_a) / 2
+    x: np.ndarray = np.copysign(np.exp(np.log(np.maximum(np.abs(normal), _TINY)) + log_radius), normal)
     return x

@@ -77,12 +77,14 @@ E7 = Experiment(
 )
 
 ONE_STEP = {"clients": 20, "local_steps": 1, "rounds": 10, "eval_every": 10}
-# After one step on the quadratic an update is x + xi, so that the noise left is i.i.d. in every coordinate.
+# After one step on the quadratic an update is x + xi: the noise left is i.i.d. in every coordinate, or (the fat-tailed
+# clients that the theory is about) of independent vectors, all coordinates of which share one random radius.
 KNOWN = {"problem": "quadratic", "delta": "gradient", "dim": 100_000, "eta": 0.1}
 SMALL = ONE_STEP | {"samples_per_client": 100, "batch": 20}
 NOISES: dict[str, dict[str, Any]] = {
     "Gaussian": ONE_STEP | KNOWN | {"noise": "gaussian"},
     "Cauchy": ONE_STEP | KNOWN | {"noise": "cauchy"},
+    "stable vectors": ONE_STEP | KNOWN | {"noise": "isotropic", "noise_alpha": 1.5},
     "CNN, p = 1": {**CIFAR10, **SMALL} | {"classes_per_client": 1},
     "CNN, p = 10": {**CIFAR10, **SMALL},
     "LSTM": {**SHAKESPEARE, **SMALL} | {"batch": 10},

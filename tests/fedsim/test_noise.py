@@ -50,9 +50,22 @@ def test_stable_noise_has_its_characteristic_function(alpha, scale):
         assert abs(np.mean(np.sin(t * x))) <= SIGMAS * math.sqrt((1 - phi2) / 2 / N)
 
 
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_isotropic_noise_has_its_characteristic_function_in_every_direction(alpha):
+    x = draw("isotropic", n=(N, 3), alpha=alpha, scale=2.1)
+    # independent entries would have exp(-sum |2.1 t d_j|^alpha) along (0.48, 0.6, 0.64)
+    for direction in ([1, 0, 0], [0.48, 0.6, 0.64]):
+        along = x @ np.array(direction)
+        for t in (0.1, 0.5, 1.0):
+            phi, phi2 = (math.exp(-((2.1 * u) ** alpha)) for u in (t, 2 * t))
+            assert abs(np.mean(np.cos(t * along)) - phi) <= SIGMAS * math.sqrt(((1 + phi2) / 2 - phi * phi) / N)
+            assert abs(np.mean(np.sin(t * along))) <= SIGMAS * math.sqrt((1 - phi2) / 2 / N)
+
+
+@pytest.mark.parametrize("kind", ["stable", "isotropic"])
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8])
-def test_the_tail_of_stable_noise_is_the_series(alpha):
-    x = np.abs(draw("stable", alpha=alpha))
+def test_the_tail_of_stable_noise_is_the_series(alpha, kind):
+    x = np.abs(draw(kind, n=(N, 1), alpha=alpha))
     for bound in (2.0, 10.0, 1e3, 1e5):
         p = stable_tail(bound, alpha)
         assert p * N > 10  # the normal approximation of the count holds
@@ -117,9 +130,9 @@ def test_stable_noise_is_continuous_through_index_one_and_up_to_two():
 
 
 @pytest.mark.parametrize("alpha", [5e-324, 1e-310, 1e-300, 1e-10, 1e-3, 0.01])
-@pytest.mark.parametrize("kind", ["stable", "pareto"])
+@pytest.mark.parametrize("kind", ["stable", "pareto", "isotropic"])
 def test_tiny_indexes_never_give_nan(kind, alpha):
-    x = draw(kind, alpha=alpha)
+    x = draw(kind, n=(N, 1), alpha=alpha)
     assert not np.isnan(x).any()
     assert abs(np.mean(np.sign(x[np.isinf(x)]))) <= SIGMAS / math.sqrt(max(np.isinf(x).sum(), 1))
 
@@ -178,9 +191,10 @@ def test_scale_zero_and_no_noise_are_zeros(kind):
 @pytest.mark.parametrize(
     ("kind", "arguments", "message"),
     [
-        ("levy", {}, "noise must be one of none, gaussian, cauchy, stable, pareto, got 'levy'"),
+        ("levy", {}, "noise must be one of none, gaussian, cauchy, stable, pareto, isotropic, got 'levy'"),
         ("stable", {}, r"noise alpha must be in \(0, 2\] for stable noise, got None"),
         ("stable", {"alpha": 0.0}, "got 0.0"),
+        ("isotropic", {"alpha": 2.1}, r"noise alpha must be in \(0, 2\] for isotropic noise, got 2.1"),
         ("stable", {"alpha": 2.1}, "got 2.1"),
         ("stable", {"alpha": math.nan}, "got nan"),
         ("pareto", {"alpha": -1.0}, "noise alpha must be a finite number > 0 for pareto noise, got -1.0"),
