@@ -7,10 +7,10 @@
 | cauchy   | Cauchy, half width `scale`                                   | p < 1                    |
 | stable   | alpha-stable, characteristic function exp(-|scale*t|^alpha)  | p < alpha                |
 | pareto   | random sign, P(|X| > x) = (scale/x)^alpha for x >= scale     | p < alpha                |
-| isotropic| stable; the entries of a vector share one random radius      | p < alpha                |
+| isotropic| stable vectors: a normal vector times one random radius       | p < alpha                |
 
-A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2. The entries of all kinds are independent
-but for isotropic noise, whose vectors (along the last dimension) have the characteristic function exp(-|scale*t|^alpha).
+A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2. Entries are independent, except for
+isotropic noise, whose vectors lie along the last dimension.
 """
 
 import math

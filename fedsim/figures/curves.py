@@ -11,7 +11,19 @@ from ..cells import CellResult, levels_of
 from ..measure import best_settings, final_values, group_by
 from ..plotting import GREY, Axes, Figure, style_of
 from ..theory import exponents
-from .page import Results, count_rounds, legend_below, level_line, mark_levels, panels, plain_log, points, split
+from .page import (
+    Results,
+    count_rounds,
+    label_outer,
+    legend_below,
+    level_line,
+    mark_levels,
+    panels,
+    plain_log,
+    points,
+    split,
+    wrapped,
+)
 
 NAMES = {"m": "clients $m$", "K": "local steps $K$", "T": "rounds $T$"}
 _RESAMPLED = 500
@@ -145,7 +157,7 @@ def best(results: Results, *, panel: str, x: str, swept: str, top: float = 1000.
     The best column is in colour, with its median as a line; losses above `top` are arrows at the edge.
     """
     parts, at, columns = split(results, panel), levels_of(results, x), levels_of(results, swept)
-    figure, [axes] = panels(1, len(parts), size=(3.6, 4.0))
+    figure, axes = wrapped(len(parts), 2, size=(3.6, 2.6))
     for ax, (title, part) in zip(axes, parts, strict=True):
         measure, found = final_values(part[:1])[0], best_settings(part, [x], [swept])
         factor, edge = (100, 100.0) if measure == "accuracy" else (1, top)
@@ -166,6 +178,7 @@ def best(results: Results, *, panel: str, x: str, swept: str, top: float = 1000.
             plain_log(ax)
         else:
             level_line(ax, 10, "chance")
+    label_outer(axes, 2)
     legend_below(figure, axes)
     return figure
 
@@ -228,7 +241,7 @@ def _line(letter: str, sizes: Sequence[int], points: Results) -> Line:
 def slopes(results: Results, letters: Sequence[str]) -> Figure:
     """Slope against alpha, a row per case and a panel per letter: measured with its interval, theory's as a line."""
     found, cases = lines(results, letters), levels_of(results, "case")
-    figure, axes = panels(len(cases), len(letters), size=(3.2, 3.1), share_y="row")
+    figure, axes = panels(len(cases), len(letters), size=(2.4, 2.3), share_y="row")
     alphas = levels_of(results, "alpha")
     for (case, row), (column, letter) in itertools.product(zip(cases, axes, strict=True), enumerate(letters)):
         ax = row[column]
@@ -252,7 +265,7 @@ def slopes(results: Results, letters: Sequence[str]) -> Figure:
 def bounds(results: Results, compare: Callable[[CellResult], tuple[float, float]]) -> Figure:
     """Every cell's bound against its error, a panel per case; above the diagonal the bound holds."""
     parts = split(results, "case")
-    figure, [axes] = panels(1, len(parts), size=(3.2, 3.1))
+    figure, [axes] = panels(1, len(parts), size=(2.4, 2.7))
     for ax, (case, part) in zip(axes, parts, strict=True):
         for number, (algorithm, cells) in enumerate(split(part, "algorithm")):
             marks = style_of(algorithm, number) | {"linestyle": "", "markersize": 4, "alpha": 0.7}

@@ -8,7 +8,18 @@ import numpy as np
 from ..cells import levels_of
 from ..measure import middle
 from ..plotting import GREY, OTHERS, Figure, style_of
-from .page import Results, legend_below, level_line, mark_levels, panels, plain_log, points, split
+from .page import (
+    Results,
+    label_outer,
+    legend_below,
+    level_line,
+    mark_levels,
+    panels,
+    plain_log,
+    points,
+    split,
+    wrapped,
+)
 
 # Alpha is at most 2; estimates above it are equally uninformative.
 TOP = 3.2
@@ -26,7 +37,7 @@ def histograms(results: Results, *, columns: str, rows: str | None = None) -> Fi
     from matplotlib.ticker import MaxNLocator
 
     across, down = levels_of(results, columns), split(results, rows)
-    figure, axes = panels(len(down), len(across), size=(2.6, 1.9 if rows else 2.4), share_x="row", share_y=True)
+    figure, axes = panels(len(down), len(across), size=(1.8, 1.75 if rows else 2.3), share_x="row", share_y=True)
     for line, (row, part) in zip(axes, down, strict=True):
         for ax, (column, shown) in zip(line, split(part, columns, across), strict=True):
             found = [o.measured["norms"] for o in shown if o.measured["norms"]["n"]]
@@ -36,9 +47,9 @@ def histograms(results: Results, *, columns: str, rows: str | None = None) -> Fi
                 ax.stairs(density, edges, fill=True, color=OTHERS[2]["color"], alpha=0.8)
                 ax.axvline(norms["median"], color=GREY, linewidth=1, linestyle="--", label="median norm")
             most = max((float(norms["max"]) for norms in found), default=0.0)
-            ax.set_title(f"{columns} = {column}" + (f", {row}" if row else "") + f"; max {most:.3g}", fontsize=8.5)
+            ax.set_title(f"{columns} = {column}\nmax {most:.3g}", fontsize=8.5)
             ax.xaxis.set_major_locator(MaxNLocator(4))
-        line[0].set_ylabel("density")
+        line[0].set_ylabel(f"{row}\ndensity" if row else "density")
         line[0].set_xlim(left=0)
     plain_log(axes[0][0])
     for ax in axes[-1]:
@@ -51,7 +62,7 @@ def tail_indexes(results: Results, *, x: str, label: str, colour: str | None = N
     """alpha against the axis `x`, one panel per kind of estimate, each with its interval and its nulls."""
     kinds = list(results[0].measured["alpha"])
     at, lines = levels_of(results, x), split(results, colour)
-    figure, [axes] = panels(1, len(kinds), size=(3.1, 3.7), share_y=True)
+    figure, axes = wrapped(len(kinds), 2, size=(3.6, 2.6), share_y=True)
     for ax, kind in zip(axes, kinds, strict=True):
         others = OVER_NORMS if kind == "norms" else NULLS
         for number, (line, part) in enumerate(lines):
@@ -73,7 +84,9 @@ def tail_indexes(results: Results, *, x: str, label: str, colour: str | None = N
         ax.margins(x=0.12)
         ax.set_ylim(0, TOP)
         ax.tick_params(axis="x", rotation=0 if max(map(len, at)) < 8 else 40)
-    axes[0].set_ylabel(r"tail index $\alpha$")
+    for ax in axes[::2]:
+        ax.set_ylabel(r"tail index $\alpha$")
+    label_outer(axes, 2)
     legend_below(figure, axes, f"interval: 95 %; arrows: above {TOP:g}")
     return figure
 
@@ -87,7 +100,7 @@ def alpha_errors(results: Results, *, x: str, colour: str, paper: Mapping[str, S
     """The error of alpha in per cent against `x`: ours as lines, one panel per kind of estimate, the paper's first."""
     kinds = list(results[0].measured["alpha"])
     at, lines = levels_of(results, x), split(results, colour)
-    figure, [axes] = panels(1, len(kinds) + 1, size=(2.6, 3.2), share_y=True)
+    figure, axes = wrapped(len(kinds) + 1, 3, size=(2.4, 2.3), share_y=True)
     for ax, kind in zip(axes, ["", *kinds], strict=True):
         for number, (line, part) in enumerate(lines):
             groups = [[o.measured["alpha"][kind] for o in group] for _, group in split(part, x, at)] if kind else []
@@ -96,6 +109,8 @@ def alpha_errors(results: Results, *, x: str, colour: str, paper: Mapping[str, S
         level_line(ax, 0, "no error")
         mark_levels(ax, at, "classes per client $p$")
         ax.set_title(f"ours, over {kind}" if kind else "the paper's table")
-    axes[0].set_ylabel(r"error of $\alpha$ (%)")
+    for ax in axes[::3]:
+        ax.set_ylabel(r"error of $\alpha$ (%)")
+    label_outer(axes, 3)
     legend_below(figure, axes)
     return figure

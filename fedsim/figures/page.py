@@ -12,6 +12,7 @@ from ..plotting import GREY, Axes, Figure, new_figure
 from ..run.files import write_atomic
 
 Results = Sequence[CellResult]
+PAGE = 7.2  # inches: what is wider would be scaled down in print, and its letters with it
 # No dates and versions: the same numbers give the same bytes.
 KINDS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 200, "metadata": {"Software": None}},
@@ -28,10 +29,27 @@ def panels(
     share_x: Any = False,
     share_y: Any = False,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of axes, each of this size in inches."""
-    figure = new_figure(size[0] * columns, size[1] * rows)
+    """A figure with a grid of axes, each of this size in inches, or narrower where a page is too narrow for them."""
+    figure = new_figure(min(size[0] * columns, PAGE), size[1] * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, [list(row) for row in axes]
+
+
+def wrapped(count: int, columns: int, *, size: tuple[float, float], share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    """So many panels in rows of at most so many, of which all have the same x axis."""
+    columns = min(count, columns)
+    figure, grid = panels(-(-count // columns), columns, size=size, share_y=share_y)
+    axes = [ax for row in grid for ax in row]
+    for ax in axes[count:]:
+        ax.remove()
+    return figure, axes[:count]
+
+
+def label_outer(axes: Sequence[Axes], columns: int) -> None:
+    """Keeps the labels of the wrapped panels that have none below them."""
+    for ax in axes[:-columns]:
+        ax.set_xlabel("")
+        ax.tick_params(labelbottom=False)
 
 
 def split(results: Results, axis: str | None, levels: Sequence[str] = ()) -> list[tuple[str, Results]]:

@@ -14,6 +14,7 @@ from fedsim import figures
 from fedsim.cells import CellResult
 from fedsim.experiments import find, synthetic
 from fedsim.figures.curves import series
+from fedsim.figures.page import PAGE
 from fedsim.plotting import ALGORITHMS, OTHERS, styled
 from fedsim.run.directory import Request, RunDirectory
 from fedsim.run.runner import Options, run
@@ -55,7 +56,9 @@ def texts(figure):
 def drawn(name, result, records=lambda cell: [], suffix=""):
     experiment = find(name)
     with styled():
-        return {"": experiment.figure, **experiment.more}[suffix](results(name, result, records))
+        figure = {"": experiment.figure, **experiment.more}[suffix](results(name, result, records))
+    assert figure.get_figwidth() <= PAGE
+    return figure
 
 
 def test_curves_have_labels_round_0_the_band_and_the_number_of_seeds():
@@ -196,7 +199,7 @@ def test_slopes_are_found_exactly_and_stand_next_to_theory():
 
 
 def test_bounds_are_drawn_against_errors_and_left_out_where_there_are_none():
-    figure = find("rates").more["-bounds"](results("rates", rated))
+    figure = drawn("rates", rated, suffix="-bounds")
     first = figure.axes[0]
     (pi, pr, diagonal) = first.lines
     assert len(pi.get_xdata()) == len(pr.get_xdata()) == 4 * 17
