@@ -1,13 +1,13 @@
 """Symmetric noise with light and fat tails, drawn from a NumPy generator.
 
-| kind     | law of one entry                                             | moments of order p exist |
-|----------|--------------------------------------------------------------|--------------------------|
-| none     | 0                                                            | all                      |
-| gaussian | normal, standard deviation `scale`                           | all                      |
-| cauchy   | Cauchy, half width `scale`                                   | p < 1                    |
-| stable   | alpha-stable, characteristic function exp(-|scale*t|^alpha)  | p < alpha                |
-| pareto   | random sign, P(|X| > x) = (scale/x)^alpha for x >= scale     | p < alpha                |
-| isotropic| stable vectors: a normal vector times one random radius       | p < alpha                |
+| kind      | law of one entry                                             | moments of order p exist |
+|-----------|--------------------------------------------------------------|--------------------------|
+| none      | 0                                                            | all                      |
+| gaussian  | normal, standard deviation `scale`                           | all                      |
+| cauchy    | Cauchy, half width `scale`                                   | p < 1                    |
+| stable    | alpha-stable, characteristic function exp(-|scale*t|^alpha)  | p < alpha                |
+| pareto    | random sign, P(|X| > x) = (scale/x)^alpha for x >= scale     | p < alpha                |
+| isotropic | stable vectors: a normal vector times one random radius      | p < alpha                |
 
 A stable law is Cauchy at alpha = 1 and normal with variance 2*scale^2 at alpha = 2. Entries are independent, except for
 isotropic noise, whose vectors lie along the last dimension.
