@@ -1,4 +1,4 @@
-"""The programs on the page about one's own research run as they are printed."""
+"""The programs on the page about one's own research run as they are printed; the reference is complete."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,11 @@ import torch
 from own_cases import Plain, images
 
 import fedsim
+from fedsim import tail
 from fedsim.algorithms import ALGORITHMS
 
-PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("fedsim.md", "own-research.md")]
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / name for name in ("fedsim.md", "own-research.md")]
 PROGRAMS = [
     (page.name, text) for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 ]
@@ -33,3 +35,8 @@ def test_a_program_of_the_docs_runs(page, program, tmp_path, monkeypatch):
     finally:
         ALGORITHMS.clear()
         ALGORITHMS.update(known)
+
+
+def test_the_reference_has_every_public_name():
+    names = re.findall(r"^::: fedsim\.[\w.]*?(\w+)$", (DOCS / "fedsim-api.md").read_text(), re.M)
+    assert set(names) >= {*fedsim.__all__, *tail.__all__} - {"OVER"}
