@@ -29,8 +29,8 @@ from fedsim.run.runner import finished
 
 HERE = Path(__file__).parent
 SUMS = "SHA256SUMS"
-# What a figure draws of a journal; the others draw only what was measured.
-COLUMNS = {FinalLoss: ("loss",), Trial: ("loss", "accuracy", "norms", "rejected")}
+# What a figure draws of a journal, and of trials what the page says of clipping; the others draw what was measured.
+COLUMNS = {FinalLoss: ("loss",), Trial: ("loss", "accuracy", "norms", "rejected", "step_norms", "clipped")}
 ABSENT = {"loss": [None], "accuracy": [None], "norms": None, "rejected": []}
 DEFAULTS = Config().to_dict()
 # Records that are not drawn like their experiment.
@@ -126,7 +126,7 @@ def pack(experiment: Experiment, result: CellResult) -> dict[str, Any]:
     """A cell on one line: settings that are not the default, what was measured, and the columns of its journal."""
     columns = COLUMNS.get(type(experiment.measure), ())
     rounds = [
-        {"round": r["round"]} | {key: short(r[key]) for key in columns if r[key] and r[key] != [None] * len(r[key])}
+        {"round": r["round"]} | {key: short(r[key]) for key in columns if says_something(r[key])}
         for r in result.records
     ]
     return {
@@ -137,6 +137,11 @@ def pack(experiment: Experiment, result: CellResult) -> dict[str, Any]:
         "measured": short(result.measured, 6),
         "rounds": [r for r in rounds if len(r) > 1],
     }
+
+
+def says_something(value: Any) -> bool:
+    """Whether a round's entry is neither empty, zero nor the mark of a round that was not evaluated."""
+    return any(entry is not None for entry in value) if isinstance(value, list) else bool(value)
 
 
 def unpack(name: str, data: bytes) -> tuple[Experiment, list[CellResult]]:

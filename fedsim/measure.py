@@ -92,8 +92,8 @@ class Trial(Measurement):
 
     TEXT = (
         "A trial learns when its accuracy reaches twice chance and ends above 1.5 x chance. It collapses when "
-        "accuracy, having reached twice chance, falls to at most 1.2 x chance for the rest of the run, or when the "
-        "model is not finite. Otherwise it never learns."
+        "accuracy, having reached twice chance, falls to at most 1.2 x chance for the rest of the run, or when a "
+        "loss is not finite. Otherwise it never learns."
     )
 
     def __init__(self, classes: int) -> None:
