@@ -36,6 +36,7 @@ def _quantile(text: str) -> Quantile:
 
 COUNT = Rule(_integer, lambda v: v >= 1, "an integer of at least 1")
 RATE = Rule(float, lambda v: 0 < v < math.inf, "a finite number above 0")
+INTEGER = Rule(_integer, lambda v: True, "an integer")
 NUMBER = Rule(float, lambda v: not math.isnan(v), "a number")
 LAM = Rule(float, lambda v: v > 0, "a number above 0, or inf to switch clipping off")
 QUANTILE = Rule(_quantile, bool, "quantile:Q or quantile:Q:START with Q between 0 and 1 and START above 0")
@@ -111,15 +112,16 @@ class Config:
         "of a module, such as BatchNorm's statistics: averaged, or each client's own",
         ("average", "local"),
     )
-    options: Mapping[str, float] = field(default_factory=dict)  # settings that the algorithm adds
+    options: Mapping[str, Any] = field(default_factory=dict)  # settings that the algorithm adds
     own: str = ""  # the fingerprint of a model and data that come from Python
 
     def __post_init__(self) -> None:
         for key in _KEYS:
             object.__setattr__(self, key, _checked(key, getattr(self, key)))
-        added = own_settings(self.algorithm)
+        added = _added(self.algorithm)
         if unknown := [key for key in self.options if key not in added]:
             raise InputError(f"{self.algorithm} has no setting {unknown[0]!r}; it adds {', '.join(added) or 'none'}")
+        self._force(options={key: _read_option(self.algorithm, key, value) for key, value in self.options.items()})
         if self.local_steps is not None and self.local_epochs is not None:
             both = f"local_steps={self.local_steps} and local_epochs={self.local_epochs}"
             raise InputError(f"{both} are both set: give one of them")
@@ -129,6 +131,8 @@ class Config:
             self._force(local_steps=1)
         if self.problem == OWN:
             self._force(partition="given")
+        elif self.own:
+            raise InputError(f"own={self.own} belongs to fedsim.simulate, not to {self.problem}")
         self._check_clients()
         self._check_problem()
         self.new_algorithm()  # refuses what does not suit it
@@ -208,30 +212,44 @@ class Config:
         """A new Config with "key=value" settings; setting one of local_steps and local_epochs clears the other."""
         values: dict[str, Any] = {}
         for setting in settings:
-            key, equals, value = setting.partition("=")
+            key, equals, value = map(str.strip, setting.partition("="))
             if not equals:
                 raise InputError(f"setting {setting!r} is not of the form key=value")
-            if key.strip() in values:
-                raise InputError(f"{key.strip()} is set twice, to {values[key.strip()]} and to {value.strip()}")
-            values[key.strip()] = value.strip()
+            if key in values:
+                raise InputError(f"{key} is set twice, to {values[key]} and to {value}")
+            values[key] = value
         return self.with_values(values)
 
     def with_values(self, values: Mapping[str, Any]) -> "Config":
         """The same from a mapping."""
-        changes = _routed(values, values.get("algorithm", self.algorithm), self.options)
-        for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
-            if changes.get(one) is not None and other not in changes:
-                changes[other] = None
-        return replace(self, **changes)
+        return replace(self, **one_amount(_routed(values, values.get("algorithm", self.algorithm), self.options)))
 
 
 _KEYS = tuple(Config.__dataclass_fields__)
+_NAMED = tuple(about.name for about in fields(Config) if "meaning" in about.metadata)
+
+
+def one_amount(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes in which a new local_steps or local_epochs clears the other, where that is not given as well."""
+    cleared: dict[str, None] = {}
+    for one, other in (("local_steps", "local_epochs"), ("local_epochs", "local_steps")):
+        if changes.get(one) is not None and other not in changes:
+            cleared[other] = None
+    return {**changes, **cleared}
+
+
+def _added(algorithm: str) -> list[str]:
+    """The settings that an algorithm adds; none may have the name of one that every run has."""
+    added = own_settings(algorithm)
+    if taken := [key for key in added if key in _KEYS]:
+        raise InputError(f"{algorithm} adds the setting {taken[0]!r}, but every run has one of that name; rename it")
+    return added
 
 
 def _routed(values: Mapping[str, Any], algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the keys of Config: what the algorithm adds goes into its options."""
-    added = own_settings(algorithm) if algorithm in ALGORITHMS else []
-    found = {key: value for key, value in options.items() if key in added} | dict(values.get("options", {}))
+    added, given = _added(algorithm) if algorithm in ALGORITHMS else [], values.get("options", {})
+    found = {key: value for key, value in options.items() if key in added} | dict(_checked("options", given))
     routed: dict[str, Any] = {}
     for key, value in values.items():
         if key in added:
@@ -239,7 +257,7 @@ def _routed(values: Mapping[str, Any], algorithm: str, options: Mapping[str, Any
         elif key in _KEYS:
             routed[key] = value
         else:
-            known = [*_KEYS, *added]
+            known = [*_NAMED, *added]
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
             raise InputError(f"unknown key {key!r}; {hint}")
@@ -254,9 +272,10 @@ def _checked(key: str, value: Any) -> Any:
         return None
     if key == "lam" and isinstance(value, str) and value.startswith("quantile:"):
         found = _read(key, value, QUANTILE)
-        return f"quantile:{found.q:g}" + (f":{found.start:g}" if found.start else "")
-    if key == "options":
-        return {name: _read(name, number, NUMBER) for name, number in value.items()}
+        numbers = [number for number in (found.q, found.start) if number is not None]
+        return ":".join(["quantile", *(repr(float(number)).removesuffix(".0") for number in numbers)])
+    if key == "options" and not isinstance(value, Mapping):
+        raise InputError(f"options must be the algorithm's settings by name, got {value!r}")
     if key == "device" and not re.fullmatch(r"cpu|cuda(:\d+)?", str(value)):
         raise InputError(f"device={value} is not known; one of cpu, cuda, cuda:0, cuda:1, ...")
     if isinstance(rule, Rule):
@@ -264,6 +283,19 @@ def _checked(key: str, value: Any) -> Any:
     if rule is not None and value not in rule:
         raise InputError(f"{key}={value} is not known; one of {', '.join(rule)}")
     return value
+
+
+def _read_option(algorithm: str, key: str, value: Any) -> Any:
+    """The value of a setting that an algorithm adds, as the type of its field: bool, str or int, else a number."""
+    kind = next(about.type for about in fields(ALGORITHMS[algorithm]) if about.name == key)
+    kind = getattr(kind, "__name__", kind)
+    if kind == "str":
+        return str(value)
+    if kind == "bool":
+        if str(value).lower() not in ("true", "false"):
+            raise InputError(f"{key}={value} must be true or false")
+        return str(value).lower() == "true"
+    return _read(key, value, INTEGER if kind == "int" else NUMBER)
 
 
 def _read(key: str, value: Any, rule: Rule, optional: bool = False) -> Any:

@@ -2,16 +2,13 @@
 
 import hashlib
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,6 +18,7 @@ from .config import Config
 from .data.samples import ClientData, check_alike, read, read_clients
 from .engines.ranks import Ranks
 from .errors import InputError, RunError, StoppedError
+from .identity import describe_code, hash_tensor
 from .learning_task import LearningTask
 from .models.base import Metric
 from .models.own import OwnModel
@@ -158,47 +156,13 @@ def prepare(
 
 def fingerprint(task: LearningTask) -> str:
     """A hash of the initial weights, the clients' samples, the test set, and the code of what was brought."""
-    given = [task.config.new_algorithm(), task.model.module, task.model.loss]
-    given += [*task.model.metrics, *task.model.metrics.values()]
-    digest = hashlib.sha256("\n".join(map(describe_code, given)).encode())
-    digest.update(np.ascontiguousarray(task.sampler.sizes).tobytes())
-    for tensor in (*task.start, *task.data, *task.test):
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def describe_code(thing: Any) -> str:
-    """What a function, a module or another callable does, as far as its byte code and its plain settings say.
-
-    Of what comes with torch it is name and settings, so that a run may be resumed with another version.
-    """
-    if isinstance(thing, partial):
-        return f"{describe_code(thing.func)} {_text((*thing.args, *sorted(thing.keywords.items())))}"
-    kind = thing if hasattr(thing, "__qualname__") else type(thing)
-    texts = [kind.__qualname__]
-    texts += [
-        f"{name}={_text(value)}" for name, value in sorted(getattr(thing, "__dict__", {}).items()) if name[0] != "_"
-    ]
-    for source in kind.__mro__ if isinstance(kind, type) else [kind]:
-        if not str(source.__module__).startswith(("torch.", "fedsim.")):
-            functions = map(inspect.unwrap, vars(source).values() if isinstance(source, type) else [source])
-            texts += [_text(f.__code__) for f in functions if hasattr(f, "__code__")]
-    if not str(kind.__module__).startswith("torch."):
-        texts += [_text(cell.cell_contents) for cell in getattr(thing, "__closure__", None) or ()]
-        texts.append(_text(getattr(thing, "__defaults__", None)))
-    if isinstance(thing, nn.Module):
-        texts += map(describe_code, thing.children())
-    return " ".join(texts)
-
-
-def _text(value: Any) -> str:
-    """Byte code or a constant as text; empty for what has none that is the same in every process."""
-    if isinstance(value, CodeType):
-        return f"{value.co_code.hex()} {value.co_names} {_text(value.co_consts)}"
-    if isinstance(value, tuple):
-        return str([_text(part) for part in value])
-    return repr(value) if isinstance(value, str | int | float | None) else ""
+    model = task.model
+    judges = [model.loss, *model.metrics.values()]
+    texts = [describe_code(thing) for thing in (task.config.new_algorithm(), model.module, *judges, *model.metrics)]
+    held = [value for thing in judges if isinstance(thing, nn.Module) for value in thing.state_dict().values()]
+    held += [p for p in model.module.parameters() if not p.requires_grad]
+    held += [torch.from_numpy(task.sampler.sizes), *task.start, *task.data, *task.test]
+    return hashlib.sha256("\n".join([*texts, *map(hash_tensor, held)]).encode()).hexdigest()[:16]
 
 
 def _run_here(sim: Simulation, options: Options) -> list[dict[str, Any]]:

@@ -20,9 +20,9 @@ Floats = NDArray[np.float64]
 class ClientRows:
     """Some clients in the middle of a local step; each engine has its own subclass.
 
-    X: the clients' models, (clients, d), to be changed in place. G: this step's gradients. state(name): a matrix of
-    that shape for the algorithm's own use, zero when a round begins. A step that is plain or clipped SGD is one call of
-    `sgd_`, which every engine does in one pass.
+    X: the clients' models, (clients, d), to be changed in place. G: this step's gradients; what is changed in place
+    counts in `sgd_`, which leaves them unclipped. state(name): a matrix of that shape for the algorithm's own use, zero
+    when a round begins. A step that is plain or clipped SGD is one call of `sgd_`, which every engine does in one pass.
     """
 
     step_lam = math.inf  # the threshold of the last sgd_

@@ -36,23 +36,33 @@ class Chunk(NamedTuple):
 class ModuleRow(ClientRows):
     """A single client, whose gradients autograd has left in the parameters: `sgd_` takes them from there.
 
-    X: (1, d), of which the parameters are views.
+    X: (1, d), of which the parameters are views. An algorithm that asks for G gets a row, which takes their place.
     """
 
     def __init__(self, X: Tensor, params: list[nn.Parameter], optimizer: FatClipOptimizer) -> None:
         super().__init__(X, X)
         self._params, self._optimizer = params, optimizer
+        self._row: Tensor | None = None  # the gradients of this step, once they were asked for
 
     @property
     def G(self) -> Tensor:  # noqa: N802
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-        return torch.cat([grad.reshape(-1) for grad in grads])[None]
+        if self._row is None:
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
+            self._row = torch.cat([grad.reshape(-1) for grad in grads])[None]
+            for p, grad in zip(self._params, self._row[0].split([p.numel() for p in self._params]), strict=True):
+                p.grad = grad.view(p.shape)
+        return self._row
 
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
         self.step_lam = lam
         self._optimizer.param_groups[0].update(lr=lr, lam=lam)
         self._optimizer.step()
         self._norms = self._optimizer.last_norm
+
+    def take_norms(self) -> Tensor:
+        norms = super().take_norms()
+        self._row = None
+        return norms
 
 
 class SequentialEngine:
@@ -137,7 +147,7 @@ class OneStepRows(ClientRows):
     """The shortcut for a round of one local step: after `sgd_` the gradients are sent instead of x_t - X.
 
     lr and lam are remembered, and applied when the server sums the rows: two passes over the rows fewer. An algorithm
-    that asks for X gets it.
+    that asks for X, or after the step for G, gets it.
     """
 
     def __init__(self, x_t: Tensor, G: Tensor) -> None:
@@ -147,11 +157,20 @@ class OneStepRows(ClientRows):
 
     @property
     def X(self) -> Tensor:  # noqa: N802
+        self._apply()
+        return self._X
+
+    @property
+    def G(self) -> Tensor:  # noqa: N802
+        if self._lr is not None:  # the gradients may be changed after `sgd_`
+            self._apply()
+        return self._G
+
+    def _apply(self) -> None:
         if self._X is self._x_t:
             self._X = self._x_t.repeat(len(self._G), 1)
             if self._lr is not None:
                 self._norms = batched_clipped_sgd_(self._X, self._G, self._lr, self.step_lam)
-        return self._X
 
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
         if self._X is self._x_t and self._lr is None:

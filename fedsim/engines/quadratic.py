@@ -38,10 +38,11 @@ class QuadraticRows(ClientRows):
 
     def sgd_(self, lr: float, lam: float = math.inf) -> None:
         self.step_lam = lam
-        self._norms = clip_rows_(self._G, lam)
-        self._X.sub_(self._G, alpha=lr)
+        steps = self._G if lam == math.inf else self._G.clone()
+        self._norms = clip_rows_(steps, lam)
+        self._X.sub_(steps, alpha=lr)
         if self.gradients is not None:
-            self.gradients.add_(self._G)
+            self.gradients.add_(steps)
 
 
 class QuadraticUpdates(Updates):

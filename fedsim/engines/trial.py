@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import ClientError, InputError
 from ..learning_task import LearningTask
 from .chunks import Assignment, ChunkTrainer, ClientBuffers
 from .workers import use_threads
@@ -23,7 +23,12 @@ def try_engines(task: LearningTask) -> tuple[str, str]:
     for engine in ("sequential", "stacked"):
         if engine == "stacked" and (problem := explain_unstackable(task)):
             return "sequential", problem
-        (_, sent[engine]), (seconds[engine], _) = _try(task, engine, count, 2)
+        try:
+            (_, sent[engine]), (seconds[engine], _) = _try(task, engine, count, 2)
+        except ClientError:
+            if task.config.on_client_error == "stop":
+                raise
+            return "sequential", "a client's local work raised in the trial"
     difference = float((sent["stacked"] - sent["sequential"]).norm() / sent["sequential"].norm().clamp(min=1e-30))
     if not difference <= TOLERANCE[task.dtype]:
         return "sequential", f"stacked clients send something else: the relative difference is {difference:.1e}"
@@ -62,5 +67,5 @@ def _try(task: LearningTask, engine: str, count: int, times: int) -> list[tuple[
             report = trainer.run(todo, np.arange(count), x_t, rows, torch.zeros_like(x_t), buffers)
             found.append((time.perf_counter() - begun, rows.clone()))
         for failure in report.failures:
-            raise InputError(f"client {failure.client}: {failure.text}")
+            raise ClientError(f"client {failure.client}: {failure.text}")
     return found

@@ -46,8 +46,7 @@ def find(name: str) -> Experiment:
 
 def _names(module: str) -> dict[str, Any]:
     """The names of a file that ends in .py, or of a module, of this folder too, as `python -m` finds it."""
-    if module.endswith(".py"):
-        return runpy.run_path(module)
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return vars(importlib.import_module(module))
+    folder = str(Path(module).parent if module.endswith(".py") else Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cells import Cell, CellResult
-from ..config import Config
+from ..config import Config, one_amount
 from ..errors import InputError
 from ..measure import Measurement, group_by
 from ..plotting import Figure
@@ -15,6 +15,7 @@ from ..table import Table
 # Settings in which a resumed run may differ from its start: how fast a result comes (never what it is, as is tested for
 # every engine), and how a client's error is treated, which a run that can be resumed has not met or was stopped by.
 FREE = ("workers", "cohort", "on_client_error")
+PRESETS = ("quick", "paper")
 # Settings in which a run may differ from the paper's without being a smaller one.
 PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "eval_every")
 
@@ -29,6 +30,9 @@ class Axis:
     name: str
     levels: Mapping[str, Mapping[str, Any]]
     keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", {str(level): values for level, values in self.levels.items()})
 
 
 def axis(name: str, key: str, values: Sequence[Any]) -> Axis:
@@ -84,6 +88,18 @@ class Experiment:
     derive: Callable[[Config, Mapping[str, str]], Mapping[str, Any]] | None = None
     minutes: float | None = None
 
+    def __post_init__(self) -> None:
+        tuple_of_axes = isinstance(self.axes, tuple) and all(isinstance(one, Axis) for one in self.axes)
+        checks = {
+            "name": (bool(self.name.strip(".")) and not set(self.name) & set("/\\\0"), "the name of a file"),
+            "default": (self.default in PRESETS, " or ".join(PRESETS)),
+            "axes": (tuple_of_axes, "a tuple of Axis"),
+            "measure": (isinstance(self.measure, Measurement), "a Measurement"),
+        }
+        for name, (right, wanted) in checks.items():
+            if not right:
+                raise InputError(f"Experiment: {name} must be {wanted}, got {getattr(self, name)!r}")
+
     def cells(
         self, preset: str, seeds: int | None = None, settings: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Cell]:
@@ -91,7 +107,7 @@ class Experiment:
 
         All cells of a seed come before the next seed, so that a run that is stopped has whole trials.
         """
-        count = self.seeds[preset] if seeds is None else seeds
+        count = self.seeds.get(preset, 1) if seeds is None else seeds
         if count < 1:
             raise InputError(f"--seeds must be at least 1, got {count}")
         for setting, axis in itertools.product(settings, self.axes):
@@ -99,13 +115,13 @@ class Experiment:
                 name = next(iter(axis.levels))
                 raise InputError(f'{key} is an axis of {self.name}: pick its levels by --only "{axis.name}={name}"')
         cells: list[Cell] = []
+        wanted = self._wanted(only)
         for levels in itertools.product(*(axis.levels.items() for axis in self.axes)):
             named = {axis.name: level for axis, (level, _) in zip(self.axes, levels, strict=True)}
-            merged = {key: value for _, values in levels for key, value in values.items()}
-            cells.extend(self._seeded(named, merged, preset, count, settings))
-        wanted = self._wanted(only)
-        chosen = (c for c in cells if all(c.levels[name] in levels for name, levels in wanted.items()))
-        return sorted(chosen, key=lambda cell: cell.seeds)
+            if all(named[name] in found for name, found in wanted.items()):
+                merged = {key: value for _, values in levels for key, value in one_amount(values).items()}
+                cells.extend(self._seeded(named, merged, preset, count, settings))
+        return sorted(cells, key=lambda cell: cell.seeds)
 
     def _seeded(
         self, named: dict[str, str], merged: dict[str, Any], preset: str, count: int, settings: Sequence[str]
@@ -114,9 +130,10 @@ class Experiment:
         # what only some levels of an axis set (such as lam) is for those alone
         made = {key for axis in self.axes for values in axis.levels.values() for key in values}
         reaching = [s for s in settings if key_of(s) in merged or key_of(s) not in made]
-        base = dict(self.paper) | (dict(self.quick) if preset == "quick" else {}) | merged
-        paper = self._derived(Config.from_dict(dict(self.paper) | merged), named, ())
-        config = self._derived(Config.from_dict(base).with_settings(reaching), named, reaching)
+        base = dict(self.paper)
+        paper = self._derived(Config.from_dict(base | merged), named, ())
+        base |= one_amount(self.quick) if preset == "quick" else {}
+        config = self._derived(Config.from_dict(base | merged).with_settings(reaching), named, reaching)
         seeds = tuple(range(config.seed, config.seed + count))
         if config.about.stacks_seeds:
             yield Cell(named, config, seeds, paper)

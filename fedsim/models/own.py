@@ -1,6 +1,7 @@
 """A researcher's own module, loss and metrics, checked on a first batch before anything runs."""
 
 import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,10 @@ from torch.nn.parameter import is_lazy
 from ..errors import InputError
 from .base import Metric, Model, trainable
 
-RESERVED = ("round", "loss", "norms", "step_norms", "clipped", "rejected", "seconds", "phases")
+# What a record has, and the columns that are made of it.
+RESERVED = re.compile(
+    r"round|loss|lam|norms|step_norms|(step_)?norm_\w+|clipped|rejected|seconds|phases|seed|cell|run|checksum"
+)
 
 
 class OwnModel(Model):
@@ -34,8 +38,9 @@ class OwnModel(Model):
             )
         self.make, self.loss, self.metrics, self.names = make, loss, dict(metrics or {}), names
         for name in self.metrics:
-            if name in RESERVED:
-                raise InputError(f"metrics: {name!r} is the name of something that every record has; choose another")
+            if not isinstance(name, str) or RESERVED.fullmatch(name):
+                known = "is the name of something that every record has" if isinstance(name, str) else "is no name"
+                raise InputError(f"metrics: {name!r} {known}; choose another")
 
     def build(self) -> nn.Module:
         module = copy.deepcopy(self.make) if isinstance(self.make, nn.Module) else _attempt("model", self.make)
@@ -76,7 +81,7 @@ class OwnModel(Model):
         module.eval()
         *stored, y = (t[:batch] for t in test)
         with torch.no_grad():
-            output = self.call(module, stored)
+            output = _attempt("model, in eval mode on the test set,", lambda: self.call(module, stored), stored)
             for name, metric in self.metrics.items():
                 size = _attempt(f"metric {name}", lambda: torch.as_tensor(metric(output, y)).numel(), [output, y])  # noqa: B023
                 if size != 1 and size % len(y):

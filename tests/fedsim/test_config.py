@@ -2,9 +2,11 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 
+from fedsim.algorithms import ALGORITHMS, Algorithm
 from fedsim.config import Config
 from fedsim.errors import InputError
 
@@ -132,3 +134,58 @@ def test_a_boolean_is_no_number():
         Config(rounds=True)
     with pytest.raises(InputError, match="eta=True"):
         Config(eta=True)
+
+
+@dataclass
+class Typed(Algorithm):
+    """Settings of every type."""
+
+    times: int = 2
+    flag: bool = True
+    word: str = "a"
+    share: float = 1
+
+
+class Taken(Algorithm):
+    """A setting with a name that every run has."""
+
+    rounds: int = 3
+
+
+@pytest.fixture
+def _typed(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "typed", Typed)
+    monkeypatch.setitem(ALGORITHMS, "taken", Taken)
+
+
+@pytest.mark.usefixtures("_typed")
+def test_settings_of_an_algorithm_have_the_types_of_its_fields():
+    usual = Config(algorithm="typed")
+    given = usual.with_settings(["times=3", "flag=false", "word=b", "share=0.5"])
+    assert given.options == {"times": 3, "flag": False, "word": "b", "share": 0.5}
+    assert range(given.new_algorithm().times) == range(3)
+    assert Config.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+    for setting, right in (("times=3.5", "an integer"), ("flag=2", "true or false"), ("share=x", "a number")):
+        with pytest.raises(InputError, match=f"{setting} must be {right}"):
+            usual.with_settings([setting])
+
+
+@pytest.mark.usefixtures("_typed")
+def test_a_setting_of_an_algorithm_takes_no_name_that_every_run_has():
+    for make in (Config, Config().with_values):
+        with pytest.raises(InputError, match="taken adds the setting 'rounds', but every run has one of that name"):
+            make(algorithm="taken") if make is Config else make({"algorithm": "taken", "rounds": 4})
+
+
+def test_what_no_user_sets_is_refused():
+    for values in ({"options": 3}, {"own": "3"}):
+        with pytest.raises(InputError, match=next(iter(values))):
+            Config(**values)
+        with pytest.raises(InputError, match=next(iter(values))):
+            Config().with_settings([f"{key}=3" for key in values])
+
+
+@pytest.mark.parametrize("text", ["quantile:0.8", "quantile:0.8:3", "quantile:0.1234567:1234567", "quantile:0.5:1e-07"])
+def test_a_quantile_keeps_all_its_digits(text):
+    assert Config(lam=text).lam == text
+    assert Config(lam=text).new_threshold().q == float(text.split(":")[1])

@@ -8,6 +8,7 @@ import torch
 from sim_cases import dataset, simulation
 from torch import nn
 
+import fedsim
 from fedsim.errors import ClientError
 from fedsim.models.classifiers import Logistic
 
@@ -82,6 +83,21 @@ def test_a_client_that_raises_can_be_rejected(engine, workers):
             record = s.step()
             assert record["rejected"] == [3]
         assert torch.isfinite(s.x).all()
+
+
+@pytest.mark.parametrize("policy", ["stop", "reject"])
+def test_a_client_that_raises_in_the_trial_of_the_engines(policy):
+    x = torch.randn(70, 12)
+    x[30:40] = BAD
+    data = [(x[i : i + 10], torch.arange(10) % 4) for i in range(0, 70, 10)]
+    settings = {"rounds": 1, "batch": 5, "on_client_error": policy, "progress": False}
+    if policy == "stop":
+        with pytest.raises(ClientError, match=r"client 3: (?s:.*)no such luck"):
+            fedsim.simulate(lambda: Trouble(fail), data, data[0], **settings)
+    else:
+        run = fedsim.simulate(lambda: Trouble(fail), data, data[0], **settings)
+        assert run.history[0]["rejected"] == 1
+        assert run.engine_reason == "a client's local work raised in the trial"
 
 
 def test_a_rejected_client_does_not_count_in_the_mean():

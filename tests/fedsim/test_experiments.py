@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from fedsim.cli import main
 from fedsim.config import Config
 from fedsim.data import Dataset
 from fedsim.errors import InputError
-from fedsim.experiments import NAMES, find
+from fedsim.experiments import NAMES, Axis, axis, find
 from fedsim.experiments.grid import describe_changes, describe_reading
+from fedsim.measure import FinalLoss
 from fedsim.simulation import Simulation
 
 # What the paper's experiments fix, key by key; every cell of the paper preset must agree.
@@ -156,6 +158,41 @@ def test_every_baseline_goes_through_three_settings_of_its_own_scale():
 def test_a_setting_that_only_some_levels_make_reaches_those_alone():
     cells = find("synthetic-cauchy").cells("paper", 1, ["lam=9", "rounds=5"])
     assert [(c.config.lam, c.config.rounds) for c in cells] == [(math.inf, 5), (9.0, 5), (9.0, 5)]
+
+
+def test_steps_in_place_of_epochs_can_be_swept():
+    cells = find("sweep control local_steps=1,2").cells("paper", 1, only=("task=MNIST, i.i.d.",))
+    assert [(c.config.local_steps, c.config.local_epochs) for c in cells] == 3 * [(1, None), (2, None)]
+
+
+def test_a_setting_that_only_the_chosen_level_has_can_be_set():
+    chosen = ("problem=E1, Cauchy", "method=FedAvgM", "setting=low")
+    (cell,) = find("baselines").cells("paper", 1, ["momentum=0.5"], chosen)
+    assert cell.config.options == {"momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"name": "a/b"}, "name must be the name of a file, got 'a/b'"),
+        ({"name": ""}, "name must be the name of a file, got ''"),
+        ({"default": "papr"}, "default must be quick or paper, got 'papr'"),
+        ({"axes": axis("c", "clients", (2, 3))}, "axes must be a tuple of Axis, got Axis"),
+        ({"measure": FinalLoss}, "measure must be a Measurement, got <class"),
+    ],
+)
+def test_an_experiment_that_cannot_run_is_refused_when_it_is_made(wrong, message):
+    with pytest.raises(InputError, match=f"Experiment: {message}"):
+        replace(find("synthetic-cauchy"), **wrong)
+
+
+def test_levels_may_be_numbers_and_presets_may_be_left_out():
+    numbers = replace(
+        find("synthetic-cauchy"), axes=(Axis("c", {2: {"clients": 2}}, ("clients",)),), seeds={"paper": 7}
+    )
+    (cell,) = numbers.cells("quick", only=("c=2",))
+    assert cell.levels == {"c": "2"}
+    assert len(cell.seeds) == 1
 
 
 def test_every_cell_has_a_folder_of_its_own():

@@ -36,9 +36,21 @@ class HalvedUpdates(Algorithm):
         updates.sum()
 
 
+class ClampedGradients(Algorithm):
+    """Changes the gradients before a clipped step, and looks at them and spoils them after it."""
+
+    def local_step(self, clients):
+        clients.G.clamp_(-0.5, 0.5)
+        clients.sgd_(self.eta_l, self.lam)
+        clients.state("sum").add_(clients.G)
+        clients.G.zero_()
+        clients.X.sub_(clients.state("sum"), alpha=0.1)
+
+
 @pytest.fixture(autouse=True)
 def _known_algorithms(monkeypatch):
     before = dict(ALGORITHMS)
+    register("clamped")(ClampedGradients)
     register("normalized-momentum")(NormalizedMomentum)
     register("halved")(HalvedUpdates)
     yield
@@ -148,6 +160,20 @@ def test_what_is_sent_can_be_changed(engine, steps):
     torch.testing.assert_close(2 * moved[0], moved[1], rtol=1e-12, atol=1e-15)
     assert clipped[0][0] == clipped[1][0] > 0
     np.testing.assert_allclose(clipped[0][1], clipped[1][1], rtol=1e-14)
+
+
+@pytest.mark.parametrize("problem", ["mnist-logistic", "quadratic"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_that_are_changed_count_alike_on_both_engines(problem, steps):
+    ends, settings = [], {"algorithm": "clamped", "local_steps": steps, "lam": 0.3, "eta_l": 0.1}
+    settings |= {"noise": "cauchy", "partition": "iid"} if problem == "quadratic" else {}
+    for engine in ("sequential", "stacked"):
+        with simulation(problem, engine=engine, **settings) as s:
+            records = [s.step() for _ in range(2)]
+            ends.append(s.x.clone())
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-14)
+    assert records[1]["step_norms"][4] <= 0.5 * s.x.shape[-1] ** 0.5
+    assert records[1]["clipped"] > 0
 
 
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])

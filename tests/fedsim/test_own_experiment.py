@@ -49,6 +49,14 @@ def test_it_runs_resumes_and_reports(name, tmp_path, capsys):
     assert "Changed from the paper" not in shown  # it is not the paper's
 
 
+def test_a_file_finds_the_modules_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside_it.py").write_text("TITLE = 'from beside'\n")
+    (tmp_path / "sub" / "mine.py").write_text(f"from beside_it import TITLE\n{PROGRAM}")
+    assert find("sub/mine.py").code == ""
+
+
 def test_without_out_the_directory_has_the_experiments_name(tmp_path):
     assert main(["run", str(tmp_path / "mine.py"), *SMALL]) == 0
     assert [path.name.startswith("pareto-clients-") for path in (tmp_path / "runs").iterdir()] == [True]

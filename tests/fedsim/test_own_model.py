@@ -191,3 +191,23 @@ def test_a_module_may_be_where_training_starts():
         assert torch.equal(sim.module().fc.weight, start.fc.weight)
         sim.step()
         assert not torch.equal(sim.module().fc.weight, start.fc.weight)
+
+
+@pytest.mark.parametrize("name", ["norm_max", "step_norm_25", "lam", "seed", "cell", "rejected", 1])
+def test_a_metric_takes_no_name_of_a_records_column(name):
+    with pytest.raises(fedsim.InputError, match=f"metrics: {name!r}"):
+        run(Plain, metrics={name: fedsim.accuracy})
+
+
+class NoTest(Plain):
+    """Fails where it is evaluated."""
+
+    def forward(self, x):
+        if not self.training:
+            raise KeyError("no way")
+        return super().forward(x)
+
+
+def test_a_module_that_fails_in_eval_mode_is_one_line():
+    with pytest.raises(fedsim.InputError, match="model, in eval mode on the test set, raised KeyError: 'no way'"):
+        run(NoTest)

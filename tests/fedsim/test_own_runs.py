@@ -23,6 +23,7 @@ import fedsim
 from fedsim import research, table
 from fedsim.cli import main
 from fedsim.data import samples
+from fedsim.identity import describe_code
 from fedsim.models import base
 
 
@@ -125,10 +126,66 @@ def test_what_computes_something_else_is_told_apart():
         algorithm(lambda self, clients: clients.sgd_(0.25)),
         own_cases.Plain(drop=0.1), own_cases.Plain(drop=0.2),
     ]  # fmt: skip
-    texts = [research.describe_code(thing) for thing in known]
+    texts = [describe_code(thing) for thing in known]
     assert len(set(texts)) == len(known)
-    assert research.describe_code(scaled(2.0)) == texts[1]
+    assert describe_code(scaled(2.0)) == texts[1]
     assert "0x" not in "".join(texts)  # no address, which another process would not have
+
+
+HELD = torch.ones(3)
+
+
+def helper(output, y):
+    return (HELD * (output - y)).square().mean()
+
+
+def by_name(output, y, *, power=2):
+    return helper(output, y) ** power
+
+
+class Tuned(fedsim.Algorithm):
+    rate = 0.5
+
+    @property
+    def half(self):
+        return self.rate / 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (sys.modules[__name__], "HELD", torch.full((3,), 2.0)),
+        (sys.modules[__name__], "helper", lambda output, y: (output - y).abs().mean()),
+        (by_name, "__kwdefaults__", {"power": 3}),
+        (Tuned, "rate", 0.25),
+        (Tuned, "half", property(lambda self: self.rate / 4)),
+    ],
+)
+def test_a_change_of_what_code_uses_is_seen(owner, name, value, monkeypatch):
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    things = [
+        by_name,
+        Tuned(0.1),
+        partial(functional.cross_entropy, weight=HELD),
+        lambda o, y: weighted(o, y) + by_name(o, y),
+    ]
+    before = [describe_code(thing) for thing in things]
+    monkeypatch.setattr(owner, name, value)
+    assert [describe_code(thing) for thing in things] != before
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_with_other_frozen_parameters_or_loss_weights_is_another(tmp_path, frozen):
+    def model(scale=1.0):
+        module = own_cases.Plain(frozen=True)
+        with torch.no_grad():
+            module.conv.weight.fill_(scale)
+        return module
+
+    simulate(tmp_path / "mine", model=model, loss=nn.CrossEntropyLoss(weight=torch.ones(3)))
+    changed = {"model": partial(model, 2.0)} if frozen else {"loss": nn.CrossEntropyLoss(weight=torch.full((3,), 2.0))}
+    with pytest.raises(fedsim.InputError, match=r"own=.* here, but own="):
+        simulate(tmp_path / "mine", **{"model": model, "loss": nn.CrossEntropyLoss(weight=torch.ones(3)), **changed})
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been_killed(tmp_path, monkeypatch):
