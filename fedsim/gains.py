@@ -12,6 +12,7 @@ Everything below works on the D_j, called gains. All arithmetic is in float64.
 import functools
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -19,10 +20,20 @@ from torch import Tensor
 
 from fatclip_ops import row_norms
 
+from .errors import InputError
+
+OVER = ("flattened", "vectors", "coordinates", "norms")
+
 # Elements of one temporary: 8 MB in float64, whatever the size of the model.
 _CHUNK = 1 << 20
 _HALVES = 1000
 _MOST_CLUSTERS = 512
+
+
+def check_integers(least: int, **values: object) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, Integral) and int(value) >= least):
+            raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
 def norms_of(matrix: Tensor) -> Tensor:
@@ -125,6 +136,7 @@ def hill(norms: Tensor | np.ndarray, k: int | None = None) -> float:
     >>> round(hill(np.array([8.0, 4.0, 2.0, 1.0]), k=2), 4)  # 1 / ((log 4 + log 2) / 2)
     0.9618
     """
+    check_integers(1, k=1 if k is None else k)
     x = np.asarray(norms, dtype=np.float64)
     x = np.sort(x[np.isfinite(x) & (x > 0)])[::-1]
     k = min(round(len(x) ** (2 / 3)) if k is None else k, len(x) - 1)
@@ -155,6 +167,10 @@ def gaussian_null(over: str, dim: int, block: int, centred: int | None = None) -
     >>> round(gaussian_null("vectors", 1000, 10, centred=100), 3)
     2.086
     """
+    if over not in OVER:
+        raise InputError(f"over must be one of {', '.join(OVER)}, got {over!r}")
+    check_integers(1, dim=dim, centred=1 if centred is None else centred)
+    check_integers(2, block=block)
     return alpha_of(null_gain(over, dim, block, centred) / math.log(block))
 
 

@@ -14,6 +14,7 @@ isotropic noise, whose vectors lie along the last dimension.
 """
 
 import math
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,6 +26,7 @@ STABLE = ("stable", "isotropic")
 Shape = int | Sequence[int]
 
 _TINY = np.finfo(np.float64).tiny
+_NUMBERS = (int, float, np.integer, np.floating)
 
 
 def sample(
@@ -40,6 +42,11 @@ def sample(
     (2, 3)
     """
     check(kind, alpha=alpha, scale=scale)
+    sizes = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+        raise InputError(f"noise shape must be integers of at least 0, got {_in_one_line(shape)}")
+    if not isinstance(rng, np.random.Generator):
+        raise InputError(f"noise rng must be a numpy.random.Generator, got {_in_one_line(rng)}")
     if kind == "none" or scale == 0:
         return np.zeros(shape)
     with np.errstate(over="ignore"):  # inf is the answer for a value beyond float64
@@ -56,12 +63,16 @@ def check(kind: str, *, alpha: float | None = None, scale: float = 1.0) -> None:
     """Refuse a kind, index or scale that `sample` cannot draw from."""
     if kind not in KINDS:
         raise InputError(f"noise must be one of {', '.join(KINDS)}, got {kind!r}")
-    if not 0 <= scale < math.inf:
-        raise InputError(f"noise scale must be a finite number >= 0, got {scale}")
-    if kind in STABLE and (alpha is None or not 0 < alpha <= 2):
-        raise InputError(f"noise alpha must be in (0, 2] for {kind} noise, got {alpha}")
-    if kind == "pareto" and (alpha is None or not 0 < alpha < math.inf):
-        raise InputError(f"noise alpha must be a finite number > 0 for pareto noise, got {alpha}")
+    if not (isinstance(scale, _NUMBERS) and 0 <= scale < math.inf):
+        raise InputError(f"noise scale must be a finite number >= 0, got {_in_one_line(scale)}")
+    if kind in STABLE and not (isinstance(alpha, _NUMBERS) and 0 < alpha <= 2):
+        raise InputError(f"noise alpha must be in (0, 2] for {kind} noise, got {_in_one_line(alpha)}")
+    if kind == "pareto" and not (isinstance(alpha, _NUMBERS) and 0 < alpha < math.inf):
+        raise InputError(f"noise alpha must be a finite number > 0 for pareto noise, got {_in_one_line(alpha)}")
+
+
+def _in_one_line(value: object) -> str:
+    return " ".join(reprlib.repr(value).split())
 
 
 def _signed_uniform(shape: Shape, rng: np.random.Generator) -> np.ndarray:

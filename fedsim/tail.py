@@ -7,7 +7,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,11 @@ import torch
 from torch import Tensor
 
 from . import gains
+from .data.samples import to_tensor
 from .errors import InputError
-from .gains import gaussian_null, hill
+from .gains import OVER, gaussian_null, hill
 
 __all__ = ["OVER", "TailIndex", "TailStream", "gaussian_null", "hill", "tail_index"]
-
-OVER = ("flattened", "vectors", "coordinates", "norms")
 
 # Longer blocks leave too few sums: with sqrt(n) the estimate missed by more than 4 % at n = 100,000.
 _LONGEST_BLOCK = 32
@@ -113,9 +111,9 @@ class TailStream:
         for name, word, known in (("over", over, OVER), ("blocks", blocks, ("random", "consecutive"))):
             if word not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, got {word!r}")
-        for name, value, least in (("block", block, 2), ("partitions", partitions, 1), ("seed", seed, 0)):
-            if value is not None and not (isinstance(value, Integral) and value >= least):
-                raise InputError(f"{name} must be an integer of at least {least}, got {value}")
+        gains.check_integers(2, block=2 if block is None else block)
+        gains.check_integers(1, partitions=partitions)
+        gains.check_integers(0, seed=seed)
         self.over, self.block, self.centred = over, block or 0, centred
         self.blocks, self.partitions, self.seed = blocks, partitions if blocks == "random" else 1, seed
         self.rounds = 0
@@ -261,10 +259,10 @@ class TailStream:
 
 def _matrix(samples: Any) -> Tensor:
     """Samples as a real (n, d) matrix; integers become float64."""
-    matrix = samples if isinstance(samples, Tensor) else torch.from_numpy(np.asarray(samples))
+    matrix = to_tensor(samples, "samples")
     matrix = matrix[:, None] if matrix.dim() == 1 else matrix
     if matrix.dim() != 2:
         raise InputError(f"samples must be n scalars or an (n, d) matrix, got shape {tuple(matrix.shape)}")
     if matrix.is_complex():
         raise InputError(f"samples must be real, got {matrix.dtype}")
-    return matrix.detach() if matrix.is_floating_point() else matrix.double()
+    return matrix if matrix.is_floating_point() else matrix.double()

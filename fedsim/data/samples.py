@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,9 +101,13 @@ def read_clients(train: Any) -> Split:
     """The training data of all clients, from `split` or from a list with one data set per client."""
     if isinstance(train, Split):
         return train
+    expected = "train must be fedsim.split(data, clients=...) or a list with one data set per client"
     if not isinstance(train, list) or not train:
-        raise InputError("train must be fedsim.split(data, clients=...) or a list with one data set per client")
-    found = [read(data, f"client {i}'s data set", empty=True) for i, data in enumerate(train)]
+        raise InputError(expected)
+    try:
+        found = [read(data, f"client {i}'s data set", empty=True) for i, data in enumerate(train)]
+    except InputError as error:  # where train is a list of samples, too
+        raise InputError(f"{error}; {expected}") from None
     for client, samples in enumerate(found):
         if len(samples.y) == 0:
             raise InputError(f"client {client} has no samples; leave it out of train")
@@ -127,43 +132,57 @@ def read(data: Any, name: str, *, empty: bool = False) -> Samples:
         data = tuple(data.tensors)
     in_columns = isinstance(data, tuple) and data and all(hasattr(column, "shape") for column in data)
     if in_columns or isinstance(data, Mapping):
-        samples = _named(data, name)
+        samples = _named(data, name)[1]
     elif hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         samples = _read_rows(data.with_format("torch") if hasattr(data, "with_format") else data, name)
     else:
         kinds = "tensors (inputs..., targets), a map-style Dataset or a Hugging Face data set"
         raise InputError(f"{name} is a {type(data).__name__}; it must be {kinds}")
-    sizes = {len(t) for t in samples.columns}
-    if len(sizes) != 1:
-        raise InputError(f"{name} has columns of unequal length: {sorted(sizes)}")
-    if not empty and sizes == {0}:
+    sizes = {t.shape[:1] for t in samples.columns}
+    if len(sizes) != 1 or () in sizes:
+        shapes = ", ".join(str(tuple(t.shape)) for t in samples.columns)
+        raise InputError(f"{name} has columns of unequal length or without rows, of the shapes {shapes}")
+    if not empty and sizes == {(0,)}:
         raise InputError(f"{name} has no samples")
     return samples
 
 
-def _named(columns: Any, name: str) -> Samples:
-    """Samples from columns: the last is the target, or the one with a target's name."""
-    if not isinstance(columns, Mapping):
-        if len(columns) < 2:
-            raise InputError(f"{name} has {len(columns)} column: inputs and targets are needed")
-        *inputs, y = (_tensor(column, name) for column in columns)
-        return Samples(tuple(inputs), y)
-    target = next((key for key in TARGETS if key in columns), None)
-    if target is None or len(columns) < 2:
-        raise InputError(f"{name} has the columns {', '.join(map(str, columns))}; one must be called {TARGETS[0]}")
-    names = tuple(str(key) for key in columns if key != target)
-    return Samples(tuple(_tensor(columns[key], name) for key in names), _tensor(columns[target], name), names)
+def _named(columns: Any, name: str) -> tuple[list[Any], Samples]:
+    """The keys and the samples of columns: the last is the target, or the one with a target's name."""
+    keys = list(_keys(columns, name))
+    if len(keys) < 2:
+        raise InputError(f"{name} has {len(keys)} column: inputs and targets are needed")
+    if named := isinstance(columns, Mapping):
+        target = next((key for key in TARGETS if key in columns), None)
+        if target is None:
+            raise InputError(f"{name} has the columns {', '.join(map(str, keys))}; one must be called {TARGETS[0]}")
+        keys = [*(key for key in keys if key != target), target]
+    *inputs, y = (to_tensor(columns[key], name) for key in keys)
+    return keys, Samples(tuple(inputs), y, tuple(map(str, keys[:-1])) if named else ())
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def _keys(columns: Any, name: str) -> Any:
+    """Names, which are equal in any order, or positions."""
     try:
-        with warnings.catch_warnings():  # an array that can only be read is read
-            warnings.simplefilter("ignore")
-            return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{name} holds a {type(value).__name__} where a number or a tensor is expected; give it a transform"
-        ) from None
+        return columns.keys() if isinstance(columns, Mapping) else range(len(columns))
+    except TypeError:
+        raise InputError(f"{name} is a {type(columns).__name__}; it must be (inputs..., target) or a dict") from None
+
+
+def to_tensor(value: Any, name: str) -> Tensor:
+    """A dense tensor without gradients, in the value's own memory where torch can read that."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return value.detach()
+    with suppress(TypeError, ValueError, RuntimeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an array that can only be read is read
+        array = np.asarray(value)
+        try:
+            return torch.as_tensor(array)
+        except ValueError:  # torch knows no negative strides and no other byte order
+            return torch.as_tensor(array.astype(array.dtype.newbyteorder("="), order="C"))
+    kind = getattr(value, "layout", None) or getattr(value, "dtype", None)
+    found = type(value).__name__ + (f" of {kind}" if kind else "")
+    raise InputError(f"{name} holds a {found} where a number or a tensor is expected: convert it first")
 
 
 def _read_rows(data: Any, name: str) -> Samples:
@@ -172,17 +191,35 @@ def _read_rows(data: Any, name: str) -> Samples:
 
     if len(data) == 0:
         return Samples((torch.empty(0),), torch.empty(0))
-    one = _named(data[0], name)
+    keys, one = _named(first := data[0], f"{name}: sample 0")
+    known = _keys(first, name)
     needed = len(data) * sum(c.nbytes for c in one.columns)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > free:
         text = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
         raise InputError(f"{name} needs {text}; use fewer or smaller samples, or pass tensors that are memory-mapped")
-    *inputs, y = out = [torch.empty(len(data), *c.shape, dtype=c.dtype) for c in one.columns]
+    out = [torch.empty(len(data), *c.shape, dtype=c.dtype) for c in one.columns]
     for i in tqdm(range(len(data)), desc=f"reading {name}", leave=False, delay=1.0, disable=None):
-        for target, value in zip(out, _named(data[i], name).columns, strict=True):
-            if target.shape[1:] != value.shape:
-                shapes = f"{tuple(value.shape)}, sample 0 one of shape {tuple(target.shape[1:])}"
-                raise InputError(f"{name}: sample {i} has a tensor of shape {shapes}: all must be alike")
-            target[i] = value
-    return Samples(tuple(inputs), y, one.names)
+        row, sample = data[i], f"{name}: sample {i}"
+        if (found := _keys(row, sample)) != known:
+            here, there = (", ".join(map(str, columns)) for columns in (found, known))
+            raise InputError(f"{sample} has the columns {here}, sample 0 {there}: all must be alike")
+        for c, key in enumerate(keys):
+            value = to_tensor(row[key], sample)
+            if out[c].shape[1:] != value.shape:
+                shapes = f"{tuple(value.shape)}, sample 0 one of shape {tuple(out[c].shape[1:])}"
+                raise InputError(f"{sample} has a tensor of shape {shapes}: all must be alike")
+            if out[c].dtype != value.dtype:
+                out[c] = _promote(out[c], i, value, sample)
+            out[c][i] = value
+    return Samples(tuple(out[:-1]), out[-1], one.names)
+
+
+def _promote(column: Tensor, rows: int, value: Tensor, sample: str) -> Tensor:
+    """The column in a dtype that holds its first rows and the value exactly."""
+    with suppress(RuntimeError):  # torch promotes no float8
+        dtype = torch.promote_types(column.dtype, value.dtype)
+        integers = [t for t in (column[:rows], value) if t.dtype != dtype and not t.is_floating_point()]
+        if all(t.to(dtype).to(t.dtype).equal(t) for t in integers):
+            return column.to(dtype)
+    raise InputError(f"{sample} has {value.dtype}, those before it {column.dtype}, and no dtype holds both exactly")

@@ -82,10 +82,14 @@ def test_stable_noise_is_the_chambers_mallows_stuck_formula(alpha):
     np.testing.assert_allclose(x, plain, rtol=1e-11)
 
 
-class Fixed:
+class Fixed(np.random.Generator):
     """A generator whose draws are given."""
 
+    def __new__(cls, *_):
+        return super().__new__(cls)
+
     def __init__(self, uniform, exponential=1.0):
+        super().__init__(np.random.PCG64(0))
         self.uniform, self.exponential = uniform, exponential
 
     def random(self, shape):
@@ -202,15 +206,42 @@ def test_scale_zero_and_no_noise_are_zeros(kind):
         ("gaussian", {"scale": -1.0}, "noise scale must be a finite number >= 0, got -1.0"),
         ("cauchy", {"scale": math.nan}, "got nan"),
         ("none", {"scale": math.inf}, "got inf"),
+        ("stable", {"alpha": "1.5"}, r"noise alpha must be in \(0, 2\] for stable noise, got '1.5'$"),
+        ("pareto", {"alpha": "1.5"}, "noise alpha must be a finite number > 0 for pareto noise, got '1.5'$"),
+        ("isotropic", {"alpha": np.full((3, 1), 1.5)}, r"noise alpha .*, got array\(\[\["),
+        ("pareto", {"alpha": [1.5]}, r"got \[1.5\]$"),
+        ("gaussian", {"scale": "1"}, "noise scale must be a finite number >= 0, got '1'$"),
+        ("none", {"scale": np.ones((3, 1))}, r"noise scale .*, got array\(\[\["),
+        ("cauchy", {"scale": None}, "noise scale .*, got None$"),
+        ("gaussian", {"shape": -1}, "noise shape must be integers of at least 0, got -1$"),
+        ("none", {"shape": (2, -1)}, r"noise shape .*, got \(2, -1\)$"),
+        ("stable", {"shape": (2, 1.5), "alpha": 1.5}, r"noise shape .*, got \(2, 1.5\)$"),
+        ("cauchy", {"shape": "3"}, "noise shape .*, got '3'$"),
+        ("gaussian", {"shape": None}, "noise shape .*, got None$"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line_and_nothing_is_drawn(kind, arguments, message):
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
     with pytest.raises(InputError, match=message) as caught:
-        sample(kind, 3, rng, **arguments)
+        sample(kind, rng=rng, **{"shape": 3} | arguments)
     assert "\n" not in str(caught.value)
     assert rng.bit_generator.state == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rng", [0, None, np.random])
+def test_what_is_no_generator_is_refused(kind, rng):
+    with pytest.raises(InputError, match=r"noise rng must be a numpy.random.Generator, got (0|None|<module)"):
+        sample(kind, 3, rng, alpha=1.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numpy_scalars_and_shapes_are_numbers(kind):
+    plain = draw(kind, n=(2, 3), alpha=1.5, scale=2.0)
+    for number in (np.float64, np.float32, np.float16):
+        assert np.array_equal(draw(kind, n=np.array([2, 3]), alpha=number(1.5), scale=number(2)), plain)
+    assert np.array_equal(draw(kind, n=[np.int8(2), 3], alpha=1.5, scale=np.int64(2)), plain)
 
 
 def test_the_examples_in_the_docstrings_run():

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim import tail
+from fedsim.errors import InputError
 from fedsim.gains import coordinate_gains, norms_of, vector_gains
 from fedsim.noise import sample
 from fedsim.tail import TailStream, gaussian_null, hill, tail_index
@@ -225,3 +227,59 @@ def test_the_interval_holds_the_truth_about_95_times_in_100():
         hits += found.low <= 1.0 <= found.high
     # five deviations of 200 trials at 95 % are 8 points; halves of 25 clusters lack about 1 more (normal, not t)
     assert 0.86 <= hits / 200 < 1  # an interval that always holds it would say nothing
+
+
+@pytest.mark.parametrize("over", ["vectors", "flattened"])
+def test_arrays_are_read_whatever_their_memory(over):
+    x = stable(1.5, (200, 3))
+    expected = tail_index(x, over)
+    tensor = torch.tensor(x, requires_grad=True)
+    for samples in (x[::-1].copy()[::-1], x[:, ::-1].copy()[:, ::-1], x.astype(">f8"), x.tolist(), tensor):
+        assert tail_index(samples, over) == expected
+
+
+@pytest.mark.parametrize(
+    ("samples", "got"),
+    [
+        (None, "a NoneType"),
+        ("abc", "a str"),
+        (["a", "b"], "a list"),
+        ([[1.0, 2.0], [3.0]], "a list"),
+        ([1.0, None], "a list"),
+        (np.array([1.0, None]), "a ndarray of object"),
+        (np.ones(100, np.longdouble), f"a ndarray of {np.dtype(np.longdouble)}"),
+        (torch.eye(4).to_sparse(), "a Tensor of torch.sparse_coo"),
+    ],
+)
+def test_samples_that_are_no_numbers_are_refused_in_one_line(samples, got):
+    stream = TailStream()
+    for call in (tail_index, stream.round):
+        with pytest.raises(InputError, match=f"^samples holds {got} where a number or a tensor is expected") as error:
+            call(samples)
+        assert "\n" not in str(error.value)
+    assert stream.rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gaussian_null("vectors", 10, 1), "block must be an integer of at least 2, got 1"),
+        (lambda: gaussian_null("norms", 10, 2.5), "block must be an integer of at least 2, got 2.5"),
+        (lambda: gaussian_null("vectors", 10, None), "block must be an integer of at least 2, got None"),
+        (lambda: gaussian_null("norms", 0, 10), "dim must be an integer of at least 1, got 0"),
+        (lambda: gaussian_null("vectors", 10, 10, -3), "centred must be an integer of at least 1, got -3"),
+        (lambda: gaussian_null("x", 10, 10), "over must be one of flattened, vectors, coordinates, norms, got 'x'"),
+        (lambda: hill([4.0, 2.0, 1.0], k=-1), "k must be an integer of at least 1, got -1"),
+        (lambda: hill([4.0, 2.0, 1.0], k=0), "k must be an integer of at least 1, got 0"),
+        (lambda: hill([4.0, 2.0, 1.0], k=1.5), "k must be an integer of at least 1, got 1.5"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(call, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
+        call()
+
+
+def test_every_way_of_taking_samples_has_a_null():
+    for over in tail.OVER:
+        assert gaussian_null(over, np.int64(5), np.int64(10)) == gaussian_null(over, 5, 10) > 0
+    assert hill(np.array([8.0, 4.0, 2.0, 1.0]), k=np.int64(2)) == hill([8.0, 4.0, 2.0, 1.0], k=2)
