@@ -6,6 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .config import Config
+from .run import files
+
+# Names of these parts and separators are their own folders, but for the separators; others need a digest to differ.
+PLAIN = re.compile(r"[A-Za-z0-9.=]+((, |[ _-])[A-Za-z0-9.=]+)*")
+LONGEST = 255  # bytes of a name in a file system
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,11 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name.replace(", ", ","))
+        folder = re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
+        if PLAIN.fullmatch(self.name) and len(folder) <= LONGEST:
+            return folder
+        digest = files.digest(self.name.encode())[:8]
+        return f"{folder[: LONGEST - len(digest) - 1]}-{digest}"
 
 
 @dataclass

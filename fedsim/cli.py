@@ -41,7 +41,7 @@ def dispatch(arguments: list[str]) -> int:
     if arguments[:1] == ["data"]:
         return int(importlib.import_module(".data.cli", __package__).main(arguments[1:]))
     keys = None
-    if arguments[:1] == ["run"] and not {"-h", "--help"}.isdisjoint(arguments):
+    if arguments[:1] in (["run"], ["sweep"]) and not {"-h", "--help"}.isdisjoint(arguments):
         keys = importlib.import_module(".config", __package__).describe_keys()
     args = make_parser(keys).parse_args(arguments, argparse.Namespace(arguments=arguments))
     if args.word in ("run", "sweep"):
@@ -54,7 +54,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def make_parser(keys: str | None) -> Parser:
-    """The parser; keys: what follows the help of `run`."""
+    """The parser; keys: what follows the help of `run` and `sweep`."""
     top = Parser(prog="fedsim", description="Federated learning under fat-tailed noise: the paper's experiments.")
     words = top.add_subparsers(dest="word", required=True, metavar="COMMAND")
     words.add_parser("list", help="the experiments")
@@ -75,12 +75,14 @@ def make_parser(keys: str | None) -> Parser:
     compare = words.add_parser("compare", help="curves of runs over each other, and what differs")
     compare.add_argument("outs", **FOLDER, nargs="+")
     compare.add_argument("--figure", type=Path, default=Path("comparison"), help="PNG and SVG of that name")
-    export = words.add_parser("export", help="the rounds of a run as CSV")
+    about = "The rounds of a run as CSV. Where seeds advance as one (the quadratic problem), norms, clipped, rejected "
+    about += "and seconds are of all of them together: with several such seeds these columns are empty."
+    export = words.add_parser("export", help="the rounds of a run as CSV", description=about)
     export.add_argument("out", **FOLDER)
     export.add_argument("--csv", type=Path, required=True, metavar="FILE")
     raw: dict[str, Any] = {"epilog": keys, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add_run_options(words.add_parser("run", help="run an experiment", **raw))
-    sweep = words.add_parser("sweep", help="run an experiment over a grid of settings")
+    sweep = words.add_parser("sweep", help="run an experiment over a grid of settings", **raw)
     add_run_options(sweep)
     sweep.add_argument("grid", nargs="+", metavar="KEY=V,V", help="a setting and its values")
     return top

@@ -27,13 +27,14 @@ img { width: 100%; height: auto; max-width: 64rem; }
 
 @dataclass
 class Finished:
-    """A finished run: its results and files."""
+    """A finished run: its results and files; failure: why a figure could not be drawn."""
 
     experiment: Experiment
     out: Path
     results: list[CellResult]
     table: Table
     figures: list[Path]
+    failure: str = ""
 
     @property
     def report(self) -> Path:
@@ -58,6 +59,7 @@ class Finished:
             f"<p>Experiment <code>{self.experiment.name}</code>, preset <code>{preset}</code>.</p>",
             f'<h2>Result</h2>\n<div class="wide">{self.table.html()}</div>',
             "<h2>Figure</h2>",
+            f"<p>{html.escape(self.failure)}</p>" if self.failure else "",
             *(f'<p><img alt="{name}" src="data:image/svg+xml;base64,{data}"></p>' for name, data in images),
             "<h2>Command</h2>",
             "".join(f"<pre>{html.escape(start['command'])}</pre>" for start in starts),

@@ -67,7 +67,7 @@ def warn(found: dict[str, float], rounds: int, rejected: int) -> list[str]:
 def suggest(cell: Cell, records: list[dict[str, Any]], steps: int | None, rounds: int) -> tuple[list[Any], list[str]]:
     """A row of the table, and the warnings."""
     found = estimate([r["step_norms"] for r in records])
-    steps = steps or cell.config.local_steps
+    steps = cell.config.local_steps if steps is None else steps
     if steps is None:
         raise InputError("the pilot's local work is in epochs: say how many steps that is with --local-steps K")
     row = [cell.name, found["G"], found["alpha"], f"{found['low']:.3g} to {found['high']:.3g}"]
@@ -83,8 +83,11 @@ def suggest(cell: Cell, records: list[dict[str, Any]], steps: int | None, rounds
 
 
 def main(args: argparse.Namespace) -> None:
+    for name, value in (("rounds", args.rounds), ("local-steps", args.local_steps)):
+        if value is not None and value < 1:
+            raise InputError(f"--{name} must be at least 1, got {value}")
     suggested = [
-        suggest(cell, records, args.local_steps, args.rounds or cell.config.rounds)
+        suggest(cell, records, args.local_steps, cell.config.rounds if args.rounds is None else args.rounds)
         for cell, records in journals(args.run)
     ]
     names = [f"{name} {what}" for name in ("PI", "PR") for what in ("lam", "eta*eta_L", "eta_L at most")]

@@ -11,6 +11,7 @@ from typing import Any
 from .errors import InputError
 
 QUANTILES = ("min", "25", "median", "75", "max")
+POOLED = ("norm_", "step_norm_", "clipped", "rejected", "seconds")  # columns of all the seeds that advance as one
 
 
 @dataclass
@@ -71,8 +72,8 @@ def show(value: Any) -> str:
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def flatten(record: dict[str, Any], number: int = 0) -> dict[str, Any]:
-    """One row of plain numbers: of the seed of that number, where the record has several.
+def flatten(record: dict[str, Any], number: int = 0, seeds: int = 1) -> dict[str, Any]:
+    """One row of plain numbers: of the seed of that number, without what several seeds have in common only.
 
     >>> flatten({"round": 1, "loss": [2.0], "norms": None, "rejected": [3, 5], "phases": {}})
     {'round': 1, 'loss': 2.0, 'rejected': 2}
@@ -85,7 +86,7 @@ def flatten(record: dict[str, Any], number: int = 0) -> dict[str, Any]:
             row[key] = len(value)
         elif key != "phases":
             row[key] = value[number] if isinstance(value, list) else value
-    return row
+    return {key: None if seeds > 1 and key.startswith(POOLED) else value for key, value in row.items()}
 
 
 def write_csv(path: str | Path, rows: Sequence[dict[str, Any]]) -> None:

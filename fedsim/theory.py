@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError
+from .run import files
 from .table import Table
 
 ALGORITHMS = ("fatclip-pi", "fatclip-pr", "gclip", "fedavg", "sgd", "lower-bound")
@@ -277,4 +278,4 @@ def format_summary(given: dict[str, Any]) -> str:
 def main(args: argparse.Namespace) -> None:
     """`python -m fedsim theory`: all rates and parameter choices for one problem, as text or as JSON."""
     found = summarize({key: getattr(args, key) for key in GIVEN})
-    print(json.dumps(found, indent=2, allow_nan=False) if args.json else format_summary(found))
+    print(json.dumps(json.loads(files.encode(found)), indent=2) if args.json else format_summary(found))

@@ -1,6 +1,6 @@
 """The figures: one function per kind, each from results to a matplotlib figure; titles and notes stay outside."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..cells import CellResult
@@ -21,10 +21,9 @@ def save(
     out: Path,
     kinds: Sequence[str] = ("png", "svg"),
     plain: bool = False,
-) -> list[Path]:
+) -> Iterator[Path]:
     """Draws the figures of an experiment and saves each as PNG and SVG; plain: without titles, for a paper."""
-    paths = []
-    with styled(pdf_fonttype=42):  # fonts that journals take
-        for suffix, draw in {"": experiment.figure, **experiment.more}.items():
-            paths += page.save(draw(results), out, f"{experiment.name}{suffix}", kinds, plain)
-    return paths
+    for suffix, draw in {"": experiment.figure, **experiment.more}.items():
+        with styled(pdf_fonttype=42):  # fonts that journals take
+            paths = page.save(draw(results), out, f"{experiment.name}{suffix}", kinds, plain)
+        yield from paths

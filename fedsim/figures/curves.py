@@ -81,6 +81,8 @@ def series(results: Results, key: str) -> tuple[np.ndarray, np.ndarray]:
         rows = [{"round": 0} | start] if start else []
         columns.append(rows + [r for r in result.records if r[key][0] is not None])
     rounds = np.array([r["round"] for r in columns[0]])
+    if not len(rounds):
+        return rounds, np.empty((1, 0))
     values = np.concatenate([np.array([r[key] for r in rows], dtype=np.float64).T for rows in columns])
     return rounds, 100 * values if key == "accuracy" else np.nan_to_num(values, nan=np.finfo(np.float64).max)
 
@@ -124,7 +126,11 @@ def _lines(maps: dict[Any, np.ndarray], key: str, at: Sequence[str], measure: st
         style = style_of(group[0] if group else key, number)
         ax.plot(range(len(at)), np.where(np.isfinite(values), values, np.nan), **style, label=", ".join(group))
     ax.set_xticks(range(len(at)), at)
-    ax.set(xlabel=key, ylabel=f"median {measure} at the end", yscale="log" if measure == "loss" else "linear")
+    ax.set(xlabel=key, ylabel=f"median {measure} at the end")
+    if not any(np.isfinite(values).any() for values in maps.values()):
+        ax.text(0.5, 0.5, f"no median {measure} is finite", transform=ax.transAxes, ha="center", va="center")
+    if measure == "loss":
+        plain_log(ax)
     if any(maps):
         ax.legend()
     return figure

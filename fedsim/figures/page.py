@@ -81,9 +81,12 @@ def count_rounds(ax: Axes) -> None:
 
 
 def plain_log(ax: Axes, name: str = "y") -> None:
-    """A logarithmic axis whose ticks are plain numbers, as long as those are short."""
+    """A logarithmic axis whose ticks are plain numbers, as long as those are short; linear if nothing is positive."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    together = getattr(ax, f"get_shared_{name}_axes")().get_siblings(ax)
+    if not any(np.isfinite(getattr(one.dataLim, f"minpos{name}")) for one in together):
+        return
     ax.set(**{f"{name}scale": "log"})
     axis = getattr(ax, f"{name}axis")
     low, high = axis.get_view_interval()

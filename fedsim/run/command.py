@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 from .. import figures
 from ..engines.ranks import Ranks
-from ..errors import ClientError, InputError, RankError, StoppedError
+from ..errors import ClientError, InputError, RankError, RunError, StoppedError
 from ..experiments import NAMES, find
 from ..figures import page
 from ..plotting import styled
@@ -90,7 +92,7 @@ def default_out(name: str) -> Path:
 
 
 def print_result(args: argparse.Namespace, finished: Finished) -> None:
-    """The end of a run: the table and the paths of the files, as text or as JSON."""
+    """The end of a run: the table and the paths of the files, as text or as JSON; then what went wrong with them."""
     shares = profile(finished.results) if args.profile else []
     if args.json:
         value: dict[str, Any] = {
@@ -107,12 +109,17 @@ def print_result(args: argparse.Namespace, finished: Finished) -> None:
         if args.profile:
             rows = [[phase, seconds, 100 * share] for phase, seconds, share in shares]
             print("\n" + Table(["where the time went", "seconds", "%"], rows).text())
+    if finished.failure:
+        raise RunError(finished.failure)
 
 
 def report(args: argparse.Namespace) -> None:
     """Makes the files of a finished run again."""
     kinds = ("png", "svg", "pdf") if args.pdf else ("png", "svg")
-    print(runner.rebuild(args.out, (kinds, args.plain)).text())
+    finished = runner.rebuild(args.out, (kinds, args.plain))
+    print(finished.text())
+    if finished.failure:
+        raise RunError(finished.failure)
 
 
 def list_experiments(_args: argparse.Namespace) -> None:
@@ -128,7 +135,7 @@ def list_experiments(_args: argparse.Namespace) -> None:
 def export(args: argparse.Namespace) -> None:
     """Writes every round of every cell and seed as a line of CSV."""
     rows = [
-        {"cell": cell.name, "seed": seed} | flatten(record, number)
+        {"cell": cell.name, "seed": seed} | flatten(record, number, len(cell.seeds))
         for cell, records in runner.journals(args.out)
         for number, seed in enumerate(cell.seeds)
         for record in records
@@ -142,11 +149,14 @@ def compare(args: argparse.Namespace) -> None:
 
     The table has the settings that differ and the last results.
     """
-    runs = {f"{out.name}: {cell.name}": (cell, records) for out in args.outs for cell, records in runner.journals(out)}
+    outs = labels(args.outs)
+    runs = {f"{label}: {c.name}": (c, records) for label, out in outs.items() for c, records in runner.journals(out)}
     curves = {name: [_middle(record) for record in records] for name, (_, records) in runs.items()}
     settings = {name: cell.config.to_dict() for name, (cell, _) in runs.items()}
     differing = [key for key in next(iter(settings.values())) if len({str(s[key]) for s in settings.values()}) > 1]
     shown = [key for key in MEASURES if any(key in row for rows in curves.values() for row in rows)]
+    if not shown:
+        raise RunError("compare: no round of these runs was evaluated yet")
     table = []
     for name, rows in curves.items():
         last = [next((row[key] for row in reversed(rows) if key in row), None) for key in shown]
@@ -155,6 +165,14 @@ def compare(args: argparse.Namespace) -> None:
         page.save(figures.overlay(curves, shown), args.figure.parent, args.figure.name, ("png", "svg"))
     print(Table(["run", *differing, "rounds", *(f"last {key}" for key in shown)], table).text())
     print(f"\npng   {args.figure}.png")
+
+
+def labels(outs: Sequence[Path]) -> dict[str, Path]:
+    """Every directory by the shortest end of its path that is no other's."""
+    paths = {Path(os.path.abspath(out)): out for out in outs}
+    ends = [[str(Path(*path.parts[-n:])) for n in range(1, len(path.parts) + 1)] for path in paths]
+    taken = Counter(end for one in ends for end in one)
+    return {next((e for e in one if taken[e] == 1), one[-1]): o for one, o in zip(ends, paths.values(), strict=True)}
 
 
 def _middle(record: dict[str, Any]) -> dict[str, Any]:

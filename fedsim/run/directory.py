@@ -55,13 +55,17 @@ class RunDirectory:
 
     def exists(self) -> bool:
         """Whether the directory holds a run."""
-        return (self.path / CONFIG).is_file()
+        with files.naming(self.path, "read"):
+            return (self.path / CONFIG).is_file()
 
     def check(self, *, resume: bool) -> None:
         """Refuses, before anything is written, a directory that is not this run's to use."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"--out {self.path} is a file, not a directory")
-        held = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise InputError(f"--out {self.path} is a file, not a directory")
+            held = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
+        except OSError as error:
+            raise InputError(f"--out {self.path} cannot be used: {error.strerror}") from None
         if resume and not held:
             raise InputError(f"--resume: {self.path} holds no run; leave --resume out to start one there")
         if not self.exists() and held - UNBORN:

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -152,7 +153,10 @@ def plan(request: Request, out: Path, *, resume: bool, given: Sequence[str] = ()
             changes["settings"] = (*(s for s in saved.settings if key_of(s) not in again), *request.settings)
         request = replace(saved, **changes)
     cells = request.cells(find(request.experiment))
+    folders: dict[str, Cell] = {}
     for cell in cells:
+        if (other := folders.setdefault(cell.folder, cell)) is not cell:
+            raise InputError(f"the cells {other.name} and {cell.name} share a folder; rename a level of one of them")
         check_memory(cell.config, len(cell.seeds))
     return request, cells
 
@@ -210,12 +214,25 @@ def _looks_finished(folder: Path, rounds: int) -> bool:
 def publish(
     request: Request, out: Path, results: list[CellResult], starts: list[dict[str, Any]], drawn: Drawn = ()
 ) -> Finished:
-    """Writes figures and report.html from the results."""
+    """Writes figures and report.html from the results; a figure that cannot be drawn costs neither report nor table."""
     experiment = find(request.experiment)
-    paths = figures.save(experiment, results, out, *drawn)
-    whole = Finished(experiment, out, results, experiment.tabulate(results), paths)
+    try:
+        whole = Finished(experiment, out, results, experiment.tabulate(results), [])
+    except Exception as error:
+        raise RunError(f"{experiment.name}: its table raised {_at(error)}; the results are in {out}") from error
+    try:
+        for path in figures.save(experiment, results, out, *drawn):
+            whole.figures.append(path)
+    except Exception as error:
+        whole.failure = f"{experiment.name}: a figure raised {_at(error)}; the results and the report are in {out}"
     whole.write_report(request.preset, starts)
     return whole
+
+
+def _at(error: Exception) -> str:
+    """One line: what was raised, and where."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return " ".join(f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})".split())
 
 
 def saved_run(out: Path) -> tuple[RunDirectory, Request, list[Cell]]:

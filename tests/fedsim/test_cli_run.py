@@ -138,6 +138,13 @@ def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, monkeypatch,
     assert all(name.startswith("synthetic-cauchy-") for name in names)
 
 
+@pytest.mark.parametrize("word", ["run", "sweep"])
+def test_help_lists_the_keys(word, capsys):
+    with pytest.raises(SystemExit):
+        main([word, "--help"])
+    assert "keys of --set with their defaults:\n  problem=" in capsys.readouterr().out
+
+
 def test_only_picks_a_part_of_the_grid(tmp_path, capsys, no_drawing):
     only = ["--only", "alpha=1.5", "--only", "algorithm=fat-clipping-pi"]
     assert main(["run", "synthetic-alpha", "--out", str(tmp_path / "run"), *SMALL, *only, "--json", "--quiet"]) == 0

@@ -8,13 +8,15 @@ from html.parser import HTMLParser
 
 import matplotlib
 import numpy as np
+import own_cases
 import pytest
 
 from fedsim import figures
 from fedsim.cells import CellResult
+from fedsim.cli import main
 from fedsim.experiments import find, synthetic
 from fedsim.figures.curves import series
-from fedsim.figures.page import PAGE
+from fedsim.figures.page import PAGE, panels, plain_log
 from fedsim.plotting import ALGORITHMS, OTHERS, styled
 from fedsim.run.directory import Request, RunDirectory
 from fedsim.run.runner import Options, run
@@ -37,7 +39,7 @@ def test_the_same_outcomes_give_the_same_bytes(tmp_path):
     shown = results("synthetic-alpha", started, losses)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        paths = figures.save(experiment, shown, tmp_path / folder)
+        paths = list(figures.save(experiment, shown, tmp_path / folder))
     assert [path.name for path in paths] == ["synthetic-alpha.png", "synthetic-alpha.svg"]
     for path in paths:
         assert path.read_bytes() == (tmp_path / "a" / path.name).read_bytes()
@@ -45,7 +47,7 @@ def test_the_same_outcomes_give_the_same_bytes(tmp_path):
 
 def test_drawing_changes_no_global_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    figures.save(find("synthetic-alpha"), results("synthetic-alpha", started, losses), tmp_path)
+    assert len(list(figures.save(find("synthetic-alpha"), results("synthetic-alpha", started, losses), tmp_path))) == 2
     assert dict(matplotlib.rcParams) == before
 
 
@@ -90,6 +92,29 @@ def test_the_median_of_a_curve_is_over_seeds():
     at, values = series([CellResult(cell, rows, {})], "loss")
     assert at.tolist() == [1, 3]
     assert np.median(values, axis=0).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(("values", "scale"), [((-1.0, -2.0), "linear"), ((0.0, 0.0), "linear"), ((-1.0, 2.0), "log")])
+def test_losses_are_on_a_log_scale_where_one_is_positive(values, scale):
+    with styled():
+        figure = figures.overlay({"run": [{"round": t, "loss": v} for t, v in enumerate(values)]}, ["loss"])
+        figure.draw_without_rendering()
+    assert figure.axes[0].get_yscale() == scale
+
+
+def test_panels_that_share_an_axis_share_its_scale():
+    with styled():
+        _, [axes] = panels(1, 2, share_y=True)
+        axes[1].plot([1, 2], [1.0, 10.0])
+        plain_log(axes[0])
+    assert [ax.get_yscale() for ax in axes] == ["log", "log"]
+
+
+def test_a_run_of_no_rounds_has_empty_panels(tmp_path):
+    run = own_cases.simulate(tmp_path / "run", rounds=0)
+    assert run.history == []
+    assert (tmp_path / "run" / "own.png").stat().st_size > 1000
+    assert main(["report", str(tmp_path / "run")]) == 0
 
 
 def index(alpha):

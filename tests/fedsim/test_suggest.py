@@ -83,6 +83,15 @@ def test_the_numbers_are_the_theorems(monkeypatch):
     assert row[4:] == expected
 
 
+@pytest.mark.parametrize("value", ["0", "-3"])
+@pytest.mark.parametrize("name", ["--rounds", "--local-steps"])
+def test_numbers_below_one_are_refused(name, value, tmp_path, capsys):
+    out = tmp_path / "pilot"
+    assert main([*RUN, "--only", "alpha=1.5", "--only", "algorithm=FAT-Clipping-PI", "--out", str(out)]) == 0
+    assert main(["suggest", str(out), name, value]) == 2
+    assert capsys.readouterr().err == f"fedsim: {name} must be at least 1, got {value}\n"
+
+
 def test_bad_input(tmp_path, capsys):
     assert main(["suggest", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -91,6 +91,29 @@ def test_an_export_has_every_round_of_every_seed(swept, tmp_path, capsys):
     assert len(rows) == 360
     assert {row["seed"] for row in rows} == {"0", "1", "2"}
     assert all(float(row["loss"]) >= 0 for row in rows)
+    # which is of all seeds together, and no seed's own
+    pooled = ("norm_median", "step_norm_max", "clipped", "rejected", "seconds")
+    assert {row[key] for row in rows for key in pooled} == {""}
+
+
+def test_an_export_of_one_seed_has_its_norms(tmp_path):
+    out, path = tmp_path / "run", tmp_path / "rounds.csv"
+    assert main(["run", "synthetic-cauchy", "--set", "rounds=2", "--seeds", "1", "--quiet", "--out", str(out)]) == 0
+    assert main(["export", str(out), "--csv", str(path)]) == 0
+    for row in csv.DictReader(path.open()):
+        assert float(row["norm_median"]) > 0
+        assert float(row["seconds"]) > 0
+        assert row["rejected"] == "0"
+
+
+@pytest.mark.parametrize("grid", [["eta=1,2"], ["eta=1,2", "eta_l=1,2"]])
+def test_a_sweep_that_diverges_ends_with_its_table_and_a_figure(grid, tmp_path, capsys):
+    out = tmp_path / "run"
+    words = ["--only", "algorithm=FedAvg", "--seeds", "2", "--processes", "1", "--out", str(out)]
+    assert main(["sweep", "synthetic-cauchy", *grid, *words]) == 0
+    assert "median loss" in capsys.readouterr().out
+    drawn = (out / "synthetic-cauchy-sweep.svg").read_text()
+    assert len(grid) == 2 or "no median loss is finite" in drawn
 
 
 def test_runs_are_compared(swept, tmp_path, capsys):
@@ -103,6 +126,15 @@ def test_runs_are_compared(swept, tmp_path, capsys):
     assert len([line for line in shown.splitlines() if line.startswith(("run:", "other:"))]) == 9
     assert (tmp_path / "both.png").exists()
     assert (tmp_path / "both.svg").exists()
+
+
+def test_runs_that_were_not_evaluated_yet_are_not_compared(tmp_path, capsys):
+    words = ["run", "synthetic-cauchy", "--set", "rounds=3", "eval_every=9", "--seeds", "1", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    for journal in tmp_path.glob("run/cells/*/journal.jsonl"):
+        journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:2]))  # the last round is evaluated
+    assert main(["compare", str(tmp_path / "run"), "--figure", str(tmp_path / "figure")]) == 1
+    assert "no round of these runs was evaluated yet" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):

@@ -310,6 +310,17 @@ def test_the_command_prints_json_for_machines(capsys):
     assert next(r for r in given["rates"] if r["algorithm"] == "sgd")["rate"] is None
 
 
+def test_a_value_that_json_has_no_name_for_is_a_word(capsys):
+    assert main(["theory", *ARGUMENTS, "--json", "--mu", "1e-308", "--c", "1e10"]) == 0
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    given = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    pi = next(p for p in given["parameters"] if p["algorithm"] == "fatclip-pi" and p["convex"])
+    assert (pi["eta_eta_l"], pi["step"], pi["holds"]) == ("inf", "inf", False)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
