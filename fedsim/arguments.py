@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import os
+import shlex
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,10 +28,10 @@ def check_experiment(name: str) -> str:
     "sweep NAME key=value,value ..." is the experiment NAME over a grid of settings.
     """
     if name.startswith(SWEEP):
-        _, base, *grid = name.split()
-        return " ".join([SWEEP.strip(), check_experiment(base), *grid])
+        word, base, *grid = shlex.split(name)
+        return shlex.join([word, check_experiment(base), *grid])
     if name.endswith(".py"):
-        if not Path(name).is_file():
+        if not os.path.isfile(name):  # pathlib raises where a name is too long
             raise InputError(f"there is no file {name}")
         return str(Path(name).resolve())
     if name in NAMES or ":" in name:

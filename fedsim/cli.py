@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def dispatch(arguments: list[str]) -> int:
         keys = importlib.import_module(".config", __package__).describe_keys()
     args = make_parser(keys).parse_args(arguments, argparse.Namespace(arguments=arguments))
     if args.word in ("run", "sweep"):
-        args.name = check_experiment(args.name if args.word == "run" else " ".join(["sweep", args.name, *args.grid]))
+        args.name = check_experiment(args.name if args.word == "run" else shlex.join(["sweep", args.name, *args.grid]))
     if args.word in ("theory", "suggest"):
         importlib.import_module(f".{args.word}", __package__).main(args)
     else:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import runpy
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -24,7 +25,7 @@ def find(name: str) -> Experiment:
         from . import baselines, made, synthetic, tails, trials
 
         if name.startswith(SWEEP):
-            _, base, *grid = name.split()
+            _, base, *grid = shlex.split(name)
             return made.make_sweep(find(base), grid)
         families = (*synthetic.EXPERIMENTS, *tails.EXPERIMENTS, *trials.EXPERIMENTS)
         known = (*families, baselines.EXPERIMENT, made.EXPERIMENT)

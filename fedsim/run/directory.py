@@ -16,9 +16,12 @@ import torch
 
 import fatclip_ops
 
+from ..algorithms import ALGORITHMS
 from ..cells import Cell
 from ..errors import InputError, RunError
 from ..experiments.grid import FREE, Experiment
+from ..identity import describe_code
+from ..problems import OWN
 from . import files
 
 FORMAT = 3
@@ -164,6 +167,9 @@ def identify(request: Request, cells: Sequence[Cell]) -> str:
 
 def _settings(cell: Cell) -> dict[str, Any]:
     settings: dict[str, Any] = files.unname(cell.config.to_dict())
+    algorithm = ALGORITHMS[cell.config.algorithm]
+    if not algorithm.__module__.startswith("fedsim.") and cell.config.problem != OWN:  # whose `own` covers it
+        settings["code"] = files.digest(describe_code(algorithm).encode())
     return settings | {"seeds": list(cell.seeds)}
 
 

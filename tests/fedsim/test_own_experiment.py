@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.algorithms import ALGORITHMS
 from fedsim.cells import Cell
 from fedsim.cli import main
 from fedsim.config import Config
@@ -55,6 +56,31 @@ def test_a_file_finds_the_modules_beside_it(tmp_path, monkeypatch):
     (tmp_path / "sub" / "beside_it.py").write_text("TITLE = 'from beside'\n")
     (tmp_path / "sub" / "mine.py").write_text(f"from beside_it import TITLE\n{PROGRAM}")
     assert find("sub/mine.py").code == ""
+
+
+def test_a_file_in_a_folder_with_a_space_can_be_swept(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "mine.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path / "a b")
+    assert main(["sweep", "mine.py", "eta_l=0.1,0.2", *SMALL, "--out", "out"]) == 0
+    assert main(["run", "mine.py", *SMALL, "--out", "b"]) == 0
+    assert main(["report", "out"]) == 0
+
+
+def test_a_run_with_another_algorithm_of_the_same_name_is_not_resumed(tmp_path, capsys, monkeypatch):
+    text = (
+        "import fedsim\n\n\n@fedsim.register('mine')\nclass Mine(fedsim.Algorithm):\n"
+        "    def local_step(self, clients):\n        clients.sgd_(RATE * self.eta_l)\n\n\n"
+        + PROGRAM.replace('"fatclip-pi"', '"mine"')
+    )
+    assert '"algorithm": "mine"' in text
+    monkeypatch.setattr("fedsim.algorithms.ALGORITHMS", ALGORITHMS)
+    for rate, code in (("1.0", 0), ("1.0", 0), ("0.5", 2)):
+        (tmp_path / "mine.py").write_text(text.replace("RATE", rate))
+        find.cache_clear()
+        assert main(["run", "mine.py", *SMALL, "--out", "out", *["--resume"] * (tmp_path / "out").exists()]) == code
+    assert "code=" in capsys.readouterr().err
+    ALGORITHMS.pop("mine")
 
 
 def test_without_out_the_directory_has_the_experiments_name(tmp_path):
