@@ -90,12 +90,13 @@ def add(folder: Path, results: Path, name: str | None = None) -> None:
     experiment = find(request.experiment)
     path = results / f"{name or experiment.name}.jsonl"
     old = [decode(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{"runs": []}]
-    cells = {cell_key(line): line for line in old[1:]}
-    grid = request.cells(experiment)
+    before = {cell_key(line): line for line in old[1:]}
+    grid, cells = request.cells(experiment), dict(before)
     for cell in grid:
         if (result := finished(cell, directory.cell(cell), identify(request, [cell]))) is not None:
             line = pack(experiment, result)
             cells[cell_key(line)] = line
+    stay = any(cells[key] is line for key, line in before.items())  # else the older runs have nothing left here
     # where a run was on this machine is of no use to a reader
     commands = [
         s | {"command": s["command"].replace(str(folder), folder.name)}
@@ -103,7 +104,7 @@ def add(folder: Path, results: Path, name: str | None = None) -> None:
     ]
     header = {
         "experiment": experiment.name,
-        "runs": [*old[0]["runs"], *(s for s in commands if s not in old[0]["runs"])],
+        "runs": [*(run for run in old[0]["runs"] if stay and run not in commands), *commands],
     }
     data = b"".join(map(encode, [header, *cells.values()]))
     results.mkdir(parents=True, exist_ok=True)
