@@ -52,15 +52,18 @@ def test_a_cell_packed_again_takes_the_place_of_the_old_one(tool, packed, tmp_pa
     assert (tmp_path / "rates.jsonl").read_bytes() == (results / "rates.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize(("before", "after", "kept"), [(1, 2, 2), (2, 1, 2)])
-def test_the_same_seed_alone_and_among_several_is_one_cell(tool, tmp_path, before, after, kept):
+@pytest.mark.parametrize(("before", "after", "runs"), [(1, 2, ["run 2"]), (2, 1, ["run 2", "run 1"])])
+def test_the_same_seed_alone_and_among_several_is_one_cell(tool, tmp_path, before, after, runs):
+    """A run whose cells have all been replaced is no longer named."""
     for seeds in (before, after):
         settings = ("clients=2", "samples_per_client=4", "batch=2", "rounds=1")
         request = Request("control", "quick", seeds, settings, ("task=MNIST, i.i.d.", "algorithm=FedAvg"))
-        run(request, request.cells(find("control")), tmp_path / str(seeds), Options(command="run"))
+        run(request, request.cells(find("control")), tmp_path / str(seeds), Options(command=f"run {seeds}"))
         tool.add(tmp_path / str(seeds), tmp_path)
-    _, found = tool.unpack("control", (tmp_path / "control.jsonl").read_bytes())
-    assert [result.cell.seeds for result in found] == [(seed,) for seed in range(kept)]
+    data = (tmp_path / "control.jsonl").read_bytes()
+    _, found = tool.unpack("control", data)
+    assert [result.cell.seeds for result in found] == [(0,), (1,)]
+    assert [run["command"] for run in tool.decode(data.splitlines()[0])["runs"]] == runs
 
 
 def test_the_same_records_give_the_same_bytes(tool, packed, tmp_path):
