@@ -89,7 +89,7 @@ def test_a_record_that_is_missing_or_altered_is_named_and_the_rest_drawn(tool, p
     assert (tmp_path / "out" / "synthetic-cauchy.svg").is_file()
 
 
-def test_the_committed_records_are_whole_and_every_figure_of_the_page_is_theirs(tool):
+def test_the_committed_records_are_whole_and_every_figure_of_the_pages_is_theirs(tool):
     sums = tool.read_sums(DOCS / "results")
     assert sums
     assert {path.name for path in (DOCS / "results").glob("*.jsonl")} == set(sums)
@@ -100,6 +100,6 @@ def test_the_committed_records_are_whole_and_every_figure_of_the_page_is_theirs(
         experiment, results = tool.unpack(Path(name).stem, data)
         assert results
         drawn |= {f"{experiment.name}{suffix}.svg" for suffix in ("", *experiment.more)}
-    page = (DOCS / "reproduction.md").read_text()
-    shown = {part.partition(")")[0] for part in page.split("(images/")[1:]}
+    pages = "".join((DOCS / f"{name}.md").read_text() for name in ("reproduction", "tail-index"))
+    shown = {part.partition(")")[0] for part in pages.split("(images/")[1:]}
     assert shown == drawn == {path.name for path in (DOCS / "images").glob("*.svg")}
