@@ -24,6 +24,7 @@ def failures(results: Results, *, panel: str, chance: float) -> Figure:
         for result in trials:
             _run(top, bottom, result, alone=alone)
         top.set_title(f"{panel} = {level}" + (f", {len(trials)} trials" if alone and len(trials) > 1 else ""))
+    for bottom in axes[1]:  # when all runs are drawn, which may be of different lengths
         count_rounds(bottom)
     plain_log(axes[1][0])
     axes[0][0].set_ylabel("test accuracy (%)")

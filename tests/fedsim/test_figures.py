@@ -169,6 +169,17 @@ def test_failures_share_one_time_axis_and_everything_is_in_the_legend():
     assert list(figure.axes[0].lines[1].get_xdata()) == [0, 1, 2, 3, 4]
 
 
+def test_failures_of_different_lengths_are_drawn_to_their_ends():
+    lengths = {"1": 2, "2": 3, "5": 4, "10": 40}
+
+    def unequal(cell):
+        return [rounds(cell)[0] | {"round": t} for t in range(1, lengths[cell.levels["p"]] + 1)]
+
+    figure = drawn("cifar10-failure", trial, unequal)
+    assert {ax.get_xlim()[0] for ax in figure.axes} == {0.0}
+    assert all(ax.get_xlim()[1] >= 40 for ax in figure.axes)
+
+
 def test_outcomes_are_stacked_bars_with_numbers_of_trials():
     figure = drawn("cifar10-success", trial, rounds)
     guarded, unguarded, _ = figure.axes
