@@ -10,6 +10,7 @@ from typing import NoReturn
 from .errors import InputError
 
 SWEEP = "sweep "
+PRESETS = ("quick", "paper")
 CIFAR10 = ("cifar10-alpha", "cifar10-failure", "cifar10-success", "cifar10-stability")
 OTHERS = ("shakespeare-alpha", "mnist-alpha-error", "tail-estimators", "rates", "baselines", "control")
 NAMES = ("synthetic-cauchy", "synthetic-alpha", *CIFAR10, *OTHERS)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .arguments import Parser, check_experiment
+from .arguments import PRESETS, Parser, check_experiment
 from .errors import ClientError, InputError, RunError, StoppedError
 
 NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -103,7 +103,7 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
     what = "an experiment of `fedsim list`, a file with an EXPERIMENT, or package.module:NAME"
     run.add_argument("name", metavar="NAME", help=what)
-    run.add_argument("--preset", choices=("quick", "paper"), help="the paper's setting, or one that takes minutes")
+    run.add_argument("--preset", choices=PRESETS, help="the paper's setting, or one that takes minutes")
     run.add_argument("--seeds", **NUMBER, help="how many seeds")
     change = "change settings; --help lists the keys"
     run.add_argument("--set", dest="settings", **many, metavar="KEY=VALUE", help=change)

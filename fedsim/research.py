@@ -158,7 +158,7 @@ def fingerprint(task: LearningTask) -> str:
     """A hash of the initial weights, the clients' samples, the test set, and the code of what was brought."""
     model = task.model
     judges = [model.loss, *model.metrics.values()]
-    texts = [describe_code(thing) for thing in (task.config.new_algorithm(), model.module, *judges, *model.metrics)]
+    texts = [*map(describe_code, (task.config.new_algorithm(), model.module, *judges)), *model.metrics]
     held = [value for thing in judges if isinstance(thing, nn.Module) for value in thing.state_dict().values()]
     held += [p for p in model.module.parameters() if not p.requires_grad]
     held += [torch.from_numpy(task.sampler.sizes), *task.start, *task.data, *task.test]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..arguments import PRESETS
 from ..cells import Cell, CellResult
 from ..config import Config, one_amount
 from ..errors import InputError
@@ -15,7 +16,6 @@ from ..table import Table
 # Settings in which a resumed run may differ from its start: how fast a result comes (never what it is, as is tested for
 # every engine), and how a client's error is treated, which a run that can be resumed has not met or was stopped by.
 FREE = ("workers", "cohort", "on_client_error")
-PRESETS = ("quick", "paper")
 # Settings in which a run may differ from the paper's without being a smaller one.
 PLUMBING = (*FREE, "seed", "engine", "device", "dtype", "eval_every")
 

@@ -17,6 +17,7 @@ import torch
 import fatclip_ops
 
 from ..algorithms import ALGORITHMS
+from ..arguments import PRESETS
 from ..cells import Cell
 from ..errors import InputError, RunError
 from ..experiments.grid import FREE, Experiment
@@ -134,7 +135,7 @@ class RunDirectory:
             asked = saved["request"]
             words = {key: tuple(map(str.strip, asked[key])) for key in ("settings", "only")}
             request = Request(**asked | words)
-            known = isinstance(request.experiment, str) and request.preset in ("quick", "paper")
+            known = isinstance(request.experiment, str) and request.preset in PRESETS
             if not known or not isinstance(request.seeds, int | None):
                 raise ValueError(f"request={asked}")
             return request, {name: dict(settings) for name, settings in saved["cells"].items()}

@@ -97,6 +97,7 @@ def test_a_run_directory_has_everything_and_the_same_call_finds_it_finished(tmp_
         ({"lam": 0.6}, "lam=0.6 here, but lam=0.5"),
         ({"seed": 1}, "seed=1 here"),
         ({"metrics": {}}, "own=.* here, but own="),
+        ({"metrics": {"share": fedsim.accuracy}}, "own=.* here, but own="),
         ({"metrics": {"accuracy": lambda o, y: (o.argmax(1) != y).float()}}, "own=.* here, but own="),
         ({"loss": lambda o, y: 2 * functional.cross_entropy(o, y)}, "own=.* here, but own="),
         ({"model": lambda: Squared(norm=True)}, "own=.* here, but own="),
